@@ -1,0 +1,648 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"gorm.io/gorm"
+)
+
+// An Elector runs a function in exactly one of the replicas that campaign for the same lease.
+//
+// Set the fields, call [Elector.Run] in a goroutine of your own, and ask the other methods from anywhere; they never block on the
+// database. A zero Elector leads nothing. An Elector must not be copied once it was used.
+type Elector struct {
+	DB     *gorm.DB         // required; not a transaction
+	Name   string           // the lease; required, at most 100 characters
+	Holder string           // what others see of this replica, at most 200 characters; "" means one InstanceID for the whole process
+	TTL    time.Duration    // required; a leader that vanishes is replaced after it, so it also sets the pace: renewals come every third
+	Now    func() time.Time // safe for concurrent use; nil lets the database's clock decide, so that the replicas' need not agree
+	Logger *slog.Logger     // nil means slog.Default()
+
+	mu  sync.Mutex // guards run
+	run *run       // nil unless Run is running
+}
+
+var processHolder = sync.OnceValue(InstanceID)
+
+// Run campaigns for the lease until ctx ends, and runs work while it leads. It blocks until then.
+//
+// Work runs in one replica at a time, in a goroutine of its own. Its context is cancelled, with a [context.Cause], when the term can
+// no longer be trusted ([ErrLost], at the latest two thirds of a TTL after the last good renewal was sent, whether or not the database
+// answers), on [Elector.Resign] ([ErrResigned]), or when ctx ends (ctx's cause). Run then waits for work to return before it does
+// anything else: it still renews the lease while work winds down, if it still has it, and only then releases it. Work that never
+// returns keeps Run, and may keep the lease, for ever.
+//
+// Work that returns by itself gives the lease back; so does a panic in it, which comes out of Run. After that, and after Resign, the
+// elector stands back for half a TTL so that another replica gets its turn.
+//
+// Run returns nil once ctx has ended and work has returned, whatever the database did in between; it waits for the database for
+// at most a third of a TTL, or five seconds. The error is [ErrInvalid], at once and before any SQL, for a bad field, a nil work, or a
+// second Run of the same Elector at the same time.
+func (e *Elector) Run(ctx context.Context, work func(ctx context.Context)) error {
+	r, err := e.begin(ctx, work)
+	if err != nil {
+		return wrap(fmt.Sprintf("run %q", e.Name), err)
+	}
+	defer e.finish()
+	r.campaign(ctx, work)
+	return nil
+}
+
+// begin checks everything, once, and makes the only copy of the fields that is used from here on.
+func (e *Elector) begin(ctx context.Context, work func(context.Context)) (*run, error) {
+	holder := e.Holder
+	if holder == "" {
+		holder = processHolder()
+	}
+	err := errors.Join(checkName("Elector.Name", e.Name), checkHolder("Elector.Holder", holder), checkTTL("Elector.TTL", e.TTL))
+	if ctx == nil {
+		err = errors.Join(err, invalid("ctx", "is nil"))
+	}
+	if work == nil {
+		err = errors.Join(err, invalid("work", "is nil"))
+	}
+	if err != nil {
+		return nil, err
+	}
+	h, err := open(e.DB)
+	if err != nil {
+		return nil, err
+	}
+	if h.inTx {
+		return nil, invalid("Elector.DB", "is a transaction, whose roll-back would reuse an epoch")
+	}
+	logger := e.Logger
+	if logger == nil {
+		logger = slog.Default()
+	}
+	r := newRun(newRow(h, e.Name, holder, e.TTL, e.Now), e.Name, holder, e.TTL, logger)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.run != nil {
+		return nil, invalid("Elector", "is running already")
+	}
+	e.run = r
+	return r, nil
+}
+
+func (e *Elector) finish() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.run = nil
+}
+
+func (e *Elector) current() *run {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.run
+}
+
+// IsLeader reports whether this elector's work may go on. It looks at the clock, and at nothing that could block: false from the
+// instant at which the work's context ends, for whatever reason.
+func (e *Elector) IsLeader() bool {
+	_, ok := e.Term()
+	return ok
+}
+
+// Term returns the term that this elector leads in. ok is what [Elector.IsLeader] says.
+func (e *Elector) Term() (t Term, ok bool) {
+	if r := e.current(); r != nil {
+		if t := r.tenure(); t != nil && t.leads() {
+			return t.term, true
+		}
+	}
+	return Term{}, false
+}
+
+// Leader returns who holds the lease, as this elector last observed: up to a third of a TTL ago. ok is false when nobody does, when
+// the last observation has expired, and when Run is not running. It makes no database call.
+func (e *Elector) Leader() (holder string, ok bool) {
+	if r := e.current(); r != nil {
+		return r.leader()
+	}
+	return "", false
+}
+
+// Resign hands the lease over: the work's context ends with [ErrResigned], and once work has returned the lease is released. The
+// elector campaigns again, after half a TTL. Resign returns at once, and does nothing unless IsLeader; work may call it.
+func (e *Elector) Resign() {
+	if r := e.current(); r != nil {
+		if t := r.tenure(); t != nil && t.leads() {
+			t.cancel(ErrResigned)
+		}
+	}
+}
+
+// Health is nil while Run runs, the database has answered within a TTL, and no work outlives its term. Otherwise it says which, with the
+// database's last error in it. It makes no database call: it is meant for readiness probes.
+func (e *Elector) Health() error {
+	r := e.current()
+	if r == nil {
+		return wrap(fmt.Sprintf("elector %q", e.Name), errors.New("is not running"))
+	}
+	return wrap(fmt.Sprintf("elector %q", e.Name), r.health())
+}
+
+// A store is what an elector asks of the table: four statements, each of which may block until its context ends, or longer with a
+// driver that ignores it.
+type store interface {
+	poll(ctx context.Context) (sighting, error)
+	take(ctx context.Context, seen sighting, g guard) (Term, bool, error)
+	renew(ctx context.Context, t Term) (bool, error)
+	release(ctx context.Context, t Term) error
+}
+
+// maxInFlight bounds the statements of one run that have not been answered, even by a driver that ignores contexts.
+const maxInFlight = 4
+
+// A run is one call of Run.
+type run struct {
+	// Set at the start.
+	store  store
+	name   string
+	holder string
+	ttl    time.Duration
+	log    *slog.Logger
+	tally  *tally
+	clock  func() instant
+	slots  chan struct{} // one for each statement in flight
+
+	// Owned by Run's goroutine.
+	watch   watch
+	standby instant // no takeover before
+	quiet   instant // no further log line about a failing database before
+
+	mu         sync.Mutex // guards the fields below, which others read
+	current    *tenure    // from before its work starts until that returned
+	holds      string     // the leader as last observed,
+	holdsUntil instant    // and for how long that is worth something
+	epoch      int64      // the highest seen
+	heard      bool       // the database gave a good answer,
+	answered   instant    // the last time
+	failure    error      // what it gave instead since then
+}
+
+func newRun(s store, name, holder string, ttl time.Duration, log *slog.Logger) *run {
+	return &run{
+		store: s, name: name, holder: holder, ttl: ttl, clock: machineClock,
+		log:   log.With("lease", name, "holder", holder),
+		slots: make(chan struct{}, maxInFlight),
+	}
+}
+
+// campaign alternates between following and leading until ctx ends.
+func (r *run) campaign(ctx context.Context, work func(context.Context)) {
+	r.tally = electors.join(r)
+	defer electors.leave(r)
+	defer r.settle()
+	for {
+		t := r.follow(ctx)
+		if t == nil {
+			return
+		}
+		r.lead(ctx, t, work)
+	}
+}
+
+// follow watches the lease until it is won, or until ctx ends; then it returns nil, and nothing is held.
+func (r *run) follow(ctx context.Context) *tenure {
+	failures := 0
+	for {
+		t, wait, err := r.consider(ctx)
+		switch {
+		case t != nil:
+			return t
+		case ctx.Err() != nil:
+			return nil
+		case err != nil:
+			r.trouble("campaign", err)
+			wait = spread(r.ttl / 24 << min(failures, 3))
+			failures++
+		default:
+			failures = 0
+		}
+		if !sleep(ctx, max(wait, 10*time.Millisecond)) {
+			return nil
+		}
+	}
+}
+
+// consider polls once and takes the lease if the rules of the watch allow it. Otherwise it says when to poll again.
+func (r *run) consider(ctx context.Context) (t *tenure, wait time.Duration, err error) {
+	sent := r.clock()
+	row, err := ask(ctx, r, r.patience(), r.store.poll)
+	if err != nil {
+		return nil, 0, err
+	}
+	now := r.clock()
+	r.watch.note(row, sent, now)
+	r.observe(now)
+
+	wait = spread(r.ttl / 3)
+	if back := r.standby.mono - now.mono; back > 0 {
+		return nil, min(wait, back), nil
+	}
+	guard, left := r.watch.free(now, r.ttl)
+	if left > 0 {
+		return nil, min(wait, left+rand.N(r.ttl/32+1)), nil // not all contenders at once
+	}
+	t, err = r.take(ctx, guard)
+	return t, wait, err
+}
+
+// take sends a takeover right after an answered poll, so that one that hangs cannot land much later. It returns a tenure that may be
+// led, or none. It hears the answer even if ctx ends meanwhile, within bounds, and gives back at once what was won too late.
+func (r *run) take(ctx context.Context, g guard) (*tenure, error) {
+	seen := r.watch.row
+	if !seen.exists {
+		seen.Epoch = r.watch.epoch
+	}
+	type won struct {
+		term Term
+		ok   bool
+		err  error
+	}
+	answer := make(chan won, 1)
+	taking, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	limit := max(r.trust(), r.patience())
+	sent := r.clock()
+	if !r.send(taking, limit, func(ctx context.Context) {
+		term, ok, err := r.store.take(ctx, seen, g)
+		answer <- won{term, ok, err}
+	}) {
+		return nil, errBusy
+	}
+	bound := time.NewTimer(limit)
+	defer bound.Stop()
+	for done := ctx.Done(); ; {
+		select {
+		case a := <-answer:
+			if !a.ok {
+				return nil, a.err
+			}
+			r.watch.remember(a.term.Epoch)
+			r.hear()
+			if t := newTenure(ctx, a.term, sent, r.ttl, r.clock); t.leads() {
+				return t, nil
+			} else {
+				t.end(byRelease)
+			}
+			r.release(a.term)
+			return nil, nil
+		case <-done:
+			done = nil
+			bound.Reset(r.parting())
+		case <-bound.C:
+			go func() {
+				if a := <-answer; a.ok {
+					r.release(a.term)
+				}
+			}()
+			return nil, errSilent
+		}
+	}
+}
+
+// lead runs work in a tenure, renews it for as long as work runs, and gives it back. It returns, or panics, when work has.
+func (r *run) lead(ctx context.Context, t *tenure, work func(context.Context)) {
+	r.tally.begin()
+	r.log.Info("lease: leading", "epoch", t.term.Epoch)
+	r.publish(t)
+	end := r.attend(ctx, t, r.start(t, work))
+	r.publish(nil)
+
+	cause := context.Cause(t.ctx) // nil if work returned by itself
+	t.end(byRelease)
+	if end.panicked != nil {
+		r.log.Error("lease: work panicked", "epoch", t.term.Epoch, "panic", end.panicked, "stack", string(end.stack))
+	}
+	switch reason, lost := t.lost(); {
+	case lost && reason != byDeadline && reason != byRefusal:
+		r.log.Info("lease: work has ended after its lease was lost", "epoch", t.term.Epoch)
+	default:
+		r.log.Info("lease: work has ended; releasing", "epoch", t.term.Epoch, "cause", cause)
+		r.release(t.term)
+	}
+	if end.panicked != nil {
+		panic(end.panicked)
+	}
+	if cause == nil || errors.Is(cause, ErrResigned) {
+		r.standby = r.clock().plus(r.ttl/2 + rand.N(r.ttl/16+1))
+	}
+}
+
+// An ending is how work ended.
+type ending struct {
+	panicked any
+	stack    []byte
+}
+
+// start runs work in a goroutine of its own, so that a panic or a runtime.Goexit in it ends only that.
+func (r *run) start(t *tenure, work func(context.Context)) <-chan ending {
+	finished := make(chan ending, 1)
+	go func() {
+		defer func() {
+			end := ending{panicked: recover()}
+			if end.panicked != nil {
+				end.stack = debug.Stack()
+			}
+			finished <- end
+		}()
+		work(t.ctx)
+	}()
+	return finished
+}
+
+// A renewal is the answer to one attempt to renew.
+type renewal struct {
+	sent    instant
+	took    time.Duration
+	renewed bool
+	row     sighting // if not renewed, what stands there instead
+	err     error
+}
+
+// attend renews the tenure until work has finished. Nothing in it waits for a statement, and the tenure's deadline does not wait for it.
+func (r *run) attend(ctx context.Context, t *tenure, finished <-chan ending) ending {
+	attempts, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	answers := make(chan renewal)
+	due := time.NewTimer(r.clock().until(t.sent.plus(r.ttl / 3)))
+	defer due.Stop()
+	remind := time.NewTimer(r.ttl)
+	defer remind.Stop()
+	cancelled, over, draining := t.ctx.Done(), t.over, false
+	lost := func() {
+		reason, _ := t.lost()
+		r.tally.lose(reason)
+		r.log.Warn("lease: lost", "epoch", t.term.Epoch, "reason", reason)
+	}
+	for {
+		select {
+		case end := <-finished:
+			if over != nil && t.left() == 0 {
+				lost()
+			}
+			return end
+		case <-due.C:
+			if t.held() {
+				r.renew(attempts, t, answers)
+				due.Reset(r.ttl / 12) // the next attempt, unless this one is answered before
+			}
+		case a := <-answers:
+			due.Reset(r.judge(t, a))
+		case <-cancelled:
+			cancelled, draining = nil, true
+			remind.Reset(r.ttl)
+		case <-over:
+			over = nil
+			lost()
+			remind.Reset(r.ttl / 3) // when the row may have expired
+		case <-remind.C:
+			switch {
+			case over == nil:
+				r.tally.overrun()
+				r.log.Warn("lease: work goes on although its lease was lost", "epoch", t.term.Epoch)
+			case draining:
+				r.log.Warn("lease: work winds down, and keeps the lease", "epoch", t.term.Epoch, "cause", context.Cause(t.ctx))
+			}
+			remind.Reset(r.ttl)
+		}
+	}
+}
+
+// renew sends one attempt, on a connection of its own if others have not been answered. An attempt is heard for a third of a TTL, so
+// that a slow database is heard as well as one with a dead connection.
+func (r *run) renew(attempts context.Context, t *tenure, answers chan<- renewal) {
+	sent := r.clock()
+	r.send(attempts, r.ttl/3, func(ctx context.Context) {
+		a := renewal{sent: sent}
+		a.renewed, a.err = r.store.renew(ctx, t.term)
+		a.took = r.clock().mono - sent.mono
+		if a.err == nil && !a.renewed {
+			a.row, a.err = r.store.poll(ctx)
+		}
+		select {
+		case answers <- a:
+		case <-attempts.Done():
+		}
+	})
+}
+
+// judge draws the conclusions of an answer: it may extend the tenure or end it. It returns when the next attempt is due.
+func (r *run) judge(t *tenure, a renewal) time.Duration {
+	if a.err != nil {
+		r.tally.renewal(renewalFailed, 0)
+		r.trouble("renew", a.err)
+		return max(r.ttl/48, 10*time.Millisecond)
+	}
+	r.hear()
+	switch row := a.row; {
+	case a.renewed:
+		r.tally.renewal(renewalDone, a.took)
+		if t.extend(a.sent.plus(r.trust())) && a.sent.mono > t.sent.mono {
+			t.sent = a.sent
+		}
+		return max(0, r.clock().until(t.sent.plus(r.ttl/3)))
+	case !row.exists:
+		t.end(byDeletion)
+	case row.Epoch != t.term.Epoch || row.Holder != t.term.Holder:
+		t.end(byTakeover)
+	case row.ExpiresAt.Sub(row.now) <= r.ttl/3:
+		t.end(byRefusal)
+	}
+	r.tally.renewal(renewalRefused, a.took)
+	return max(r.ttl/12, 10*time.Millisecond)
+}
+
+// release gives a term's row back, within bounds; failing that, the row expires by itself.
+func (r *run) release(term Term) {
+	ctx, cancel := context.WithTimeout(context.Background(), r.parting())
+	defer cancel()
+	for {
+		_, err := ask(ctx, r, r.parting(), func(ctx context.Context) (struct{}, error) {
+			return struct{}{}, r.store.release(ctx, term)
+		})
+		if err == nil {
+			r.hear()
+			return
+		}
+		if !sleep(ctx, spread(r.parting()/8)) {
+			r.log.Warn("lease: not released; it expires by itself", "epoch", term.Epoch, "error", err)
+			return
+		}
+	}
+}
+
+// settle waits, within bounds, for the statements that have not returned.
+func (r *run) settle() {
+	bound := time.NewTimer(r.parting())
+	defer bound.Stop()
+	for range maxInFlight {
+		select {
+		case r.slots <- struct{}{}:
+		case <-bound.C:
+			return
+		}
+	}
+}
+
+// trust is how long a leader may count on a statement that succeeded, from its sending.
+func (r *run) trust() time.Duration { return r.ttl - r.ttl/3 }
+
+// patience is how long a standby waits for an answer.
+func (r *run) patience() time.Duration { return max(r.ttl/3, 50*time.Millisecond) }
+
+// parting bounds each of the two waits for the database at the end: for a release, and for what is still in flight.
+func (r *run) parting() time.Duration { return max(min(r.ttl/3, 5*time.Second)/2, 50*time.Millisecond) }
+
+var (
+	errBusy   = errors.New("too many statements without an answer")
+	errSilent = errors.New("no answer")
+)
+
+// send runs a statement in a goroutine of its own, with limit as its timeout. It is false when too many have not returned.
+func (r *run) send(ctx context.Context, limit time.Duration, statement func(context.Context)) bool {
+	select {
+	case r.slots <- struct{}{}:
+	default:
+		return false
+	}
+	go func() {
+		defer func() { <-r.slots }()
+		ctx, cancel := context.WithTimeout(ctx, limit)
+		defer cancel()
+		statement(ctx)
+	}()
+	return true
+}
+
+// ask sends a statement and waits for its answer: for limit at most, and no longer than ctx, whatever the driver does with either.
+func ask[T any](ctx context.Context, r *run, limit time.Duration, statement func(context.Context) (T, error)) (T, error) {
+	type answer struct {
+		value T
+		err   error
+	}
+	var none T
+	answers := make(chan answer, 1)
+	if !r.send(ctx, limit, func(ctx context.Context) {
+		value, err := statement(ctx)
+		answers <- answer{value, err}
+	}) {
+		return none, errBusy
+	}
+	bound := time.NewTimer(limit)
+	defer bound.Stop()
+	select {
+	case a := <-answers:
+		return a.value, a.err
+	case <-ctx.Done():
+		return none, context.Cause(ctx)
+	case <-bound.C:
+		return none, errSilent
+	}
+}
+
+// spread jitters a pause: between three quarters of d and d.
+func spread(d time.Duration) time.Duration { return d - rand.N(d/4+1) }
+
+// sleep pauses, and reports whether ctx lived through it.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}
+
+// publish lets others see the tenure whose work runs, or that there is none.
+func (r *run) publish(t *tenure) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.current = t
+}
+
+// tenure is the one whose work runs, whether or not it may still go on; nil if none does.
+func (r *run) tenure() *tenure {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.current
+}
+
+// observe lets others see who leads, after a poll that was answered.
+func (r *run) observe(now instant) {
+	holder, until := r.watch.leader()
+	r.mu.Lock()
+	r.holds, r.holdsUntil, r.epoch = holder, until, r.watch.epoch
+	r.mu.Unlock()
+	r.hear()
+}
+
+// highest is the highest epoch seen.
+func (r *run) highest() int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.current != nil {
+		return max(r.epoch, r.current.term.Epoch)
+	}
+	return r.epoch
+}
+
+// leader is who leads, as last observed.
+func (r *run) leader() (string, bool) {
+	if t := r.tenure(); t != nil && t.held() {
+		return t.term.Holder, true
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.holds == "" || r.clock().mono >= r.holdsUntil.mono {
+		return "", false
+	}
+	return r.holds, true
+}
+
+// hear notes that the database answered.
+func (r *run) hear() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.heard, r.answered, r.failure = true, r.clock(), nil
+}
+
+// trouble notes that it did not, or with an error; and logs that, but only now and then.
+func (r *run) trouble(op string, err error) {
+	now := r.clock()
+	r.mu.Lock()
+	r.failure = err
+	r.mu.Unlock()
+	if r.quiet.mono <= now.mono {
+		r.quiet = now.plus(r.ttl)
+		r.log.Warn("lease: trouble with the database", "op", op, "error", err)
+	}
+}
+
+func (r *run) health() error {
+	if t := r.tenure(); t != nil && !t.held() {
+		return fmt.Errorf("work outlives its term: %w", ErrLost)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	silence := r.clock().mono - r.answered.mono
+	switch {
+	case r.heard && silence <= r.ttl:
+		return nil
+	case r.failure != nil:
+		return fmt.Errorf("no good answer from the database: %w", r.failure)
+	}
+	return errors.New("no answer from the database yet")
+}

@@ -1,0 +1,150 @@
+package lease
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"time"
+
+	"gorm.io/gorm"
+)
+
+// A Term is one unbroken time in which a holder holds a lease. No other term of that lease, before or after, has its epoch.
+//
+// An [Elector] puts its term into its work's context. A term made by hand, from what [Find] said, fences the default tables of the
+// database by the database's clock.
+type Term struct {
+	Name   string
+	Holder string
+	Epoch  int64
+
+	origin *origin // nil for a term made by hand
+}
+
+// An origin is where a term was won.
+type origin struct {
+	table string           // plain
+	now   func() time.Time // the clock that decides; nil for the database's
+}
+
+// String is for logs.
+func (t Term) String() string {
+	return fmt.Sprintf("term %d of lease %q held by %q", t.Epoch, t.Name, t.Holder)
+}
+
+type termKey struct{}
+
+// WithTerm returns a context that carries t, for [Fence] and [Transaction]. Of several terms the innermost counts.
+func WithTerm(ctx context.Context, t Term) context.Context {
+	return context.WithValue(ctx, termKey{}, t)
+}
+
+// TermFrom returns the term that ctx carries: in an [Elector]'s work, the one that the work runs in. It tells nothing of whether
+// the term is still in force; [Fence] does.
+func TermFrom(ctx context.Context) (Term, bool) {
+	t, ok := ctx.Value(termKey{}).(Term)
+	return t, ok
+}
+
+// Fence proves, inside the transaction tx, that the term which tx's context carries is in force, and holds off the next one until the
+// transaction ends. So what the transaction writes is written by the leader, or not at all.
+//
+// The context reaches tx through [Transaction], tx.WithContext, and GORM's Begin and Transaction on a handle that has it; a handle
+// kept from start-up does not carry it.
+//
+// Take the fence first. On Postgres it lets renewals pass, and ends the session if the transaction then lies idle for longer than the
+// lease's TTL. On SQLite it takes the one write lock, which renewals wait for: keep such transactions well under a third of the TTL. A
+// roll-back to an earlier savepoint undoes it.
+//
+// It blocks while a takeover is being decided. The error is [ErrLost] when the term is over, which should roll the transaction back;
+// [ErrInvalid] outside a transaction or without a term; else what the database said.
+func Fence(tx *gorm.DB) error {
+	if tx == nil || tx.Statement == nil || tx.Statement.Context == nil {
+		return wrap("fence", invalid("tx", "is nil, or not opened"))
+	}
+	t, ok := TermFrom(tx.Statement.Context)
+	if !ok {
+		return wrap("fence", invalid("tx", "has a context without a term; use tx.WithContext with the work's context"))
+	}
+	return t.Fence(tx)
+}
+
+// Fence is like the function [Fence], for this term, whatever tx's context carries.
+func (t Term) Fence(tx *gorm.DB) error {
+	op := fmt.Sprintf("fence %q", t.Name)
+	if err := errors.Join(checkName("Term.Name", t.Name), checkHolder("Term.Holder", t.Holder)); err != nil {
+		return wrap(op, err)
+	}
+	h, err := open(tx)
+	if err != nil {
+		return wrap(op, err)
+	}
+	if !h.inTx {
+		return wrap(op, invalid("tx", "is not a transaction, so that nothing would be fenced"))
+	}
+	var now time.Time
+	if t.origin != nil {
+		h.statements = h.dialect.statements(t.origin.table)
+		now = clockNow(t.origin.now)
+	}
+	inForce, err := h.fence(tx.Statement.Context, t, now)
+	if err == nil && !inForce {
+		err = ErrLost
+	}
+	return wrap(op, err)
+}
+
+// Transaction runs fn in a transaction of db that is fenced by the term which ctx carries: what fn writes through its tx is committed
+// while that term is in force, or not at all.
+//
+// It begins the transaction, takes the [Fence] before fn can write, commits when fn returns nil, and rolls back when fn fails or
+// panics. fn's tx carries ctx. On a db that is a transaction already it uses a savepoint in it.
+//
+// It blocks until fn has returned. The error is what fn returned, or what the commit did; joined with [ErrLost] whenever the term was
+// found to be over, since its end cancels ctx and then surfaces as anything ([sql.ErrTxDone], say). Without a term in ctx it is
+// [ErrInvalid]. After a failed commit the outcome is unknown, as with any transaction.
+func Transaction(ctx context.Context, db *gorm.DB, fn func(tx *gorm.DB) error, opts ...*sql.TxOptions) error {
+	t, ok := TermFrom(ctx)
+	if !ok {
+		return wrap("transaction", invalid("ctx", "carries no term"))
+	}
+	op := fmt.Sprintf("transaction %q", t.Name)
+	if fn == nil {
+		return wrap(op, invalid("fn", "is nil"))
+	}
+	if _, err := open(db); err != nil {
+		return wrap(op, err)
+	}
+	s := db.Session(&gorm.Session{NewDB: true, Context: ctx})
+	s.Error = nil
+	err := s.Transaction(func(tx *gorm.DB) error {
+		if err := t.Fence(tx); err != nil {
+			return err
+		}
+		return fn(tx)
+	}, opts...)
+	if err != nil && !errors.Is(err, ErrLost) && (ctxLost(ctx) || cutOff(err)) {
+		err = errors.Join(ErrLost, err)
+	}
+	return err
+}
+
+// ctxLost reports whether ctx ended because its term did. Asking the term's own context makes it look at the clock.
+func ctxLost(ctx context.Context) bool {
+	if own, ok := ctx.Value(termContextKey{}).(context.Context); ok && own.Err() != nil && errors.Is(context.Cause(own), ErrLost) {
+		return true
+	}
+	return errors.Is(context.Cause(ctx), ErrLost)
+}
+
+// cutOff matches the end of a session that lay idle in a fenced transaction: idle_in_transaction_session_timeout.
+var cutOff = states("25P03")
+
+// clockNow reads a caller's clock; without one the zero time lets the database's decide.
+func clockNow(now func() time.Time) time.Time {
+	if now == nil {
+		return time.Time{}
+	}
+	return now()
+}

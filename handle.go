@@ -1,0 +1,205 @@
+package lease
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"gorm.io/gorm"
+	"gorm.io/gorm/logger"
+)
+
+// A handle is what this package uses of a caller's *gorm.DB: its primary's connection pool, its dialect and its lease table.
+//
+// Everything else that a *gorm.DB may carry (conditions, a model, a sticky error, hooks, a logger, a cache of prepared
+// statements, the default transaction) is left behind: fixed SQL on the bare pool is one round trip, and means one thing.
+type handle struct {
+	pool       gorm.ConnPool
+	dialect    *dialect
+	statements *statements
+	timeout    time.Duration // of each attempt of a statement; 0 leaves it to the context
+	inTx       bool          // pool is the caller's transaction
+}
+
+// open checks db and finds its parts. It sends no SQL.
+func open(db *gorm.DB) (*handle, error) {
+	switch {
+	case db == nil || db.Config == nil || db.Statement == nil || db.Statement.ConnPool == nil:
+		return nil, invalid("db", "is nil, or not opened")
+	case db.DryRun:
+		return nil, invalid("db", "is a DryRun session, which carries nothing out")
+	}
+	d, err := dialectOf(db.Name())
+	if err != nil {
+		return nil, err
+	}
+	prefix := prefixOf(db)
+	if err := checkPrefix(prefix); err != nil {
+		return nil, err
+	}
+	pool, inTx := primary(db)
+	return &handle{pool: pool, dialect: d, statements: d.statements(prefix + leasesTable), timeout: byHand, inTx: inTx}, nil
+}
+
+// primary is the pool that GORM would send a write to, or the transaction that db is.
+func primary(db *gorm.DB) (pool gorm.ConnPool, inTx bool) {
+	pool = db.Statement.ConnPool
+	if _, inTx = pool.(gorm.TxCommitter); !inTx && db.Plugins["gorm:db_resolver"] != nil {
+		// The resolver plugin chooses when a statement runs, and sends SELECTs to replicas. A dry run of a write tells its choice.
+		dry := db.Session(&gorm.Session{NewDB: true, DryRun: true, Logger: logger.Discard, Context: context.Background()})
+		pool = dry.Set("gorm:db_resolver:write", struct{}{}).Exec("SELECT 1").Statement.ConnPool
+	}
+	// A cache of prepared statements gains nothing here, and can deadlock with a small pool.
+	switch p := pool.(type) {
+	case *gorm.PreparedStmtDB:
+		pool = p.ConnPool
+	case *gorm.PreparedStmtTX:
+		pool = p.Tx
+	}
+	return pool, inTx
+}
+
+// Tables returns db's own pool with other tables: prefix + "leases" and prefix + "lease_items". "app_" keeps clear of a table
+// named leases that belongs to someone else; "infra." is a schema of Postgres, which must exist. The last call wins, and an
+// empty prefix is the default again. Sessions and transactions begun from the result keep its tables.
+//
+// It sends no SQL, and changes nothing about db itself. A prefix that cannot be part of a table's name is [ErrInvalid] wherever
+// the result is used.
+func Tables(db *gorm.DB, prefix string) *gorm.DB {
+	if db == nil || db.Config == nil {
+		return db
+	}
+	s := db.Session(&gorm.Session{})
+	// GORM keeps a Config's plugins through every kind of session, also those that drop a statement's settings.
+	s.Plugins = maps.Clone(s.Plugins)
+	if s.Plugins == nil {
+		s.Plugins = map[string]gorm.Plugin{}
+	}
+	s.Plugins[tablesPlugin("").Name()] = tablesPlugin(prefix)
+	return s
+}
+
+// A tablesPlugin carries the prefix of Tables in a gorm.Config.
+type tablesPlugin string
+
+func (tablesPlugin) Name() string              { return "lease:tables" }
+func (tablesPlugin) Initialize(*gorm.DB) error { return nil }
+
+func prefixOf(db *gorm.DB) string {
+	p, _ := db.Plugins[tablesPlugin("").Name()].(tablesPlugin)
+	return string(p)
+}
+
+// A prefix is plain, since it goes into SQL as it is, and short, since Postgres cuts a longer table name off at 63 bytes.
+var plainPrefix = regexp.MustCompile(`^([A-Za-z_][A-Za-z0-9_]*\.)?[A-Za-z0-9_]{0,50}$`)
+
+func checkPrefix(prefix string) error {
+	if !plainPrefix.MatchString(prefix) || len(prefix) > maxName {
+		return invalid("prefix", "%q of Tables must be letters, digits and _, at most 50, after at most a schema and a dot", prefix)
+	}
+	return nil
+}
+
+// exec runs one statement and returns how many rows it touched.
+func (h *handle) exec(ctx context.Context, query string, args ...any) (rows int64, err error) {
+	err = h.attempt(ctx, func(ctx context.Context) error {
+		result, err := h.pool.ExecContext(ctx, query, args...)
+		if err != nil {
+			return err
+		}
+		rows, err = result.RowsAffected()
+		return err
+	})
+	return rows, err
+}
+
+// query runs one SELECT and returns its rows.
+func query[T any](ctx context.Context, h *handle, scan func(*sql.Rows) (T, error), query string, args ...any) (found []T, err error) {
+	err = h.attempt(ctx, func(ctx context.Context) error {
+		found = nil
+		rows, err := h.pool.QueryContext(ctx, query, args...)
+		if err != nil {
+			return err
+		}
+		defer rows.Close()
+		for rows.Next() {
+			row, err := scan(rows)
+			if err != nil {
+				return err
+			}
+			found = append(found, row)
+		}
+		return rows.Err()
+	})
+	return found, err
+}
+
+// attempt runs a statement, and again for as long as only contention stops it and ctx lives: such a statement wrote nothing.
+// In a caller's transaction it runs once, since there a failure spoils what came before.
+func (h *handle) attempt(ctx context.Context, statement func(context.Context) error) error {
+	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
+		err := h.once(ctx, statement)
+		switch {
+		case err == nil:
+			return nil
+		case h.dialect.noTable(err):
+			return fmt.Errorf("no table %s, which EnsureSchema creates: %w", h.statements.table, err)
+		case h.inTx:
+			return err
+		case h.dialect.readOnly(err):
+			h.discardConnection(ctx)
+			return err
+		case !h.dialect.contention(err):
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w, while: %w", context.Cause(ctx), err)
+		case <-time.After(pause/2 + rand.N(pause)):
+		}
+	}
+}
+
+func (h *handle) once(ctx context.Context, statement func(context.Context) error) error {
+	if h.timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, h.timeout)
+		defer cancel()
+	}
+	return statement(ctx)
+}
+
+// discardConnection closes the pool's idle connection that was used last. After a fail-over it leads to a server that only reads,
+// and a pool would keep it for ever.
+func (h *handle) discardConnection(ctx context.Context) {
+	db, ok := h.pool.(*sql.DB)
+	if !ok {
+		return
+	}
+	if conn, err := db.Conn(ctx); err == nil {
+		_ = conn.Raw(func(any) error { return driver.ErrBadConn })
+	}
+}
+
+// states matches errors by SQLSTATE, in whichever way the driver tells it.
+func states(codes ...string) func(error) bool {
+	return func(err error) bool {
+		var coded interface{ SQLState() string }
+		return errors.As(err, &coded) && slices.Contains(codes, coded.SQLState())
+	}
+}
+
+// says matches errors by their text, for drivers whose errors share no interface.
+func says(texts ...string) func(error) bool {
+	return func(err error) bool {
+		return slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(err.Error(), text) })
+	}
+}

@@ -1,0 +1,222 @@
+package lease
+
+import (
+	"io"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/common/expfmt"
+)
+
+// NewCollector returns a collector of what this process's electors do, for a Prometheus registry:
+//
+//	prometheus.MustRegister(lease.NewCollector())
+//
+// It tells the state at the time of the scrape, once per lease, however many electors of that name run here:
+//
+//	lease_leader{lease}                     1 while this process holds the lease, also while its work winds down; else 0
+//	lease_epoch{lease}                      the highest epoch seen
+//	lease_deadline_seconds{lease}           until the work would be cancelled, if no renewal succeeds; 0 while not leading
+//	lease_work_overrunning{lease}           works that go on although their lease was lost
+//	lease_terms_total{lease}                terms that this process began
+//	lease_terms_lost_total{lease,reason}    terms that ended otherwise than by giving them back
+//	lease_work_overruns_total{lease}        works that went on for longer than a third of a TTL after the loss
+//	lease_renewals_total{lease,result}      attempts to renew: done, refused, failed
+//	lease_renewal_duration_seconds          of attempts that were answered
+//
+// A lease's series begin with its first elector's Run and go when the last one's has returned; until then its counters never fall. A
+// registry takes one such collector; [prometheus.WrapRegistererWithPrefix] gives its names a prefix.
+func NewCollector() prometheus.Collector { return collector{} }
+
+// WritePrometheus writes what [NewCollector] collects to w, in Prometheus' text format, for services that serve no registry.
+func WritePrometheus(w io.Writer) error {
+	registry := prometheus.NewPedanticRegistry()
+	if err := registry.Register(NewCollector()); err != nil {
+		return wrap("metrics", err)
+	}
+	families, err := registry.Gather()
+	if err != nil {
+		return wrap("metrics", err)
+	}
+	for _, family := range families {
+		if _, err := expfmt.MetricFamilyToText(w, family); err != nil {
+			return wrap("metrics", err)
+		}
+	}
+	return nil
+}
+
+var (
+	leaderDesc    = describe("leader", "1 while this process holds the lease.")
+	epochDesc     = describe("epoch", "The highest epoch of the lease that was seen.")
+	deadlineDesc  = describe("deadline_seconds", "Seconds until the work would be cancelled, if no renewal succeeds.")
+	overrunDesc   = describe("work_overrunning", "Works that go on although their lease was lost.")
+	termsDesc     = describe("terms_total", "Terms that this process began.")
+	lostDesc      = describe("terms_lost_total", "Terms that this process lost, by reason.", "reason")
+	overrunsDesc  = describe("work_overruns_total", "Works that went on for longer than a third of the TTL after their lease was lost.")
+	renewalsDesc  = describe("renewals_total", "Attempts to renew the lease, by result.", "result")
+	renewalLength = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name:    "lease_renewal_duration_seconds",
+		Help:    "How long renewals took that were answered.",
+		Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
+	})
+)
+
+func describe(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("lease_"+name, help, append([]string{"lease"}, labels...), nil)
+}
+
+type collector struct{}
+
+// Describe implements [prometheus.Collector].
+func (collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{leaderDesc, epochDesc, deadlineDesc, overrunDesc, termsDesc, lostDesc, overrunsDesc, renewalsDesc} {
+		ch <- d
+	}
+	renewalLength.Describe(ch)
+}
+
+// Collect implements [prometheus.Collector].
+func (collector) Collect(ch chan<- prometheus.Metric) {
+	for _, s := range electors.snapshots() {
+		gauge := func(d *prometheus.Desc, v float64) {
+			ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, s.lease)
+		}
+		count := func(d *prometheus.Desc, v int64, labels ...string) {
+			ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), append([]string{s.lease}, labels...)...)
+		}
+		gauge(leaderDesc, float64(min(s.leading, 1)))
+		gauge(epochDesc, float64(s.epoch))
+		gauge(deadlineDesc, s.left.Seconds())
+		gauge(overrunDesc, float64(s.overrunning))
+		count(termsDesc, s.terms)
+		for reason, n := range s.lost {
+			count(lostDesc, n, reason)
+		}
+		count(overrunsDesc, s.overruns)
+		for result, n := range s.renewals {
+			count(renewalsDesc, n, result)
+		}
+	}
+	renewalLength.Collect(ch)
+}
+
+// What came of an attempt to renew.
+const (
+	renewalDone    = "done"
+	renewalRefused = "refused" // the term is over
+	renewalFailed  = "failed"  // no answer, or an error
+)
+
+// counts is what the electors of one lease counted.
+type counts struct {
+	terms, overruns int64
+	lost            map[string]int64 // by reason
+	renewals        map[string]int64 // by result
+}
+
+// A snapshot is the state of one lease in this process.
+type snapshot struct {
+	counts
+	lease                string
+	leading, overrunning int
+	epoch                int64
+	left                 time.Duration // the longest, of the tenures that lead
+}
+
+// A tally counts for all electors of one lease in this process, for as long as one of them runs.
+type tally struct {
+	mu     sync.Mutex // guards the fields below
+	runs   []*run
+	counts counts
+}
+
+func (t *tally) add(count func(*counts)) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	count(&t.counts)
+}
+
+func (t *tally) begin()             { t.add(func(c *counts) { c.terms++ }) }
+func (t *tally) lose(reason string) { t.add(func(c *counts) { c.lost[reason]++ }) }
+func (t *tally) overrun()           { t.add(func(c *counts) { c.overruns++ }) }
+
+// renewal counts an attempt; took is of interest if it was answered.
+func (t *tally) renewal(result string, took time.Duration) {
+	t.add(func(c *counts) { c.renewals[result]++ })
+	if result != renewalFailed {
+		renewalLength.Observe(took.Seconds())
+	}
+}
+
+// electors is all of this process's runs, by lease.
+var electors = registry{tallies: map[string]*tally{}}
+
+type registry struct {
+	mu      sync.Mutex // guards tallies
+	tallies map[string]*tally
+}
+
+// join enters a run, and returns the tally of its lease.
+func (g *registry) join(r *run) *tally {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	t := g.tallies[r.name]
+	if t == nil {
+		t = &tally{counts: counts{
+			lost:     map[string]int64{byDeadline: 0, byTakeover: 0, byDeletion: 0, byRefusal: 0},
+			renewals: map[string]int64{renewalDone: 0, renewalRefused: 0, renewalFailed: 0},
+		}}
+		g.tallies[r.name] = t
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.runs = append(t.runs, r)
+	return t
+}
+
+// leave removes a run, and with the last one its tally.
+func (g *registry) leave(r *run) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	t := g.tallies[r.name]
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.runs = slices.DeleteFunc(t.runs, func(other *run) bool { return other == r })
+	if len(t.runs) == 0 {
+		delete(g.tallies, r.name)
+	}
+}
+
+// snapshots asks every run for its state as it is now.
+func (g *registry) snapshots() []snapshot {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var all []snapshot
+	for name, t := range g.tallies {
+		all = append(all, t.snapshot(name))
+	}
+	return all
+}
+
+func (t *tally) snapshot(lease string) snapshot {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := snapshot{lease: lease, counts: t.counts}
+	s.lost, s.renewals = maps.Clone(t.counts.lost), maps.Clone(t.counts.renewals)
+	for _, r := range t.runs {
+		s.epoch = max(s.epoch, r.highest())
+		switch t := r.tenure(); {
+		case t == nil:
+		case t.held():
+			s.leading++
+			s.left = max(s.left, t.left())
+		default:
+			s.overrunning++
+		}
+	}
+	return s
+}

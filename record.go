@@ -1,0 +1,342 @@
+package lease
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"math"
+	"reflect"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"gorm.io/gorm/schema"
+)
+
+const leasesTable = "leases"
+
+// A Record is one row of the table leases: who holds a lease, in which term, until when.
+//
+// The table keeps its times as whole microseconds since the Unix epoch, in BIGINT columns, which mean the same in every database
+// and time zone. Through GORM, [Find] and [List] they read as times, in UTC; a condition written by hand must compare
+// microseconds.
+type Record struct {
+	// At most 100 characters.
+	Name string `gorm:"column:name;primaryKey;not null;size:100"`
+	// At most 200 characters; empty once released.
+	Holder string `gorm:"column:holder;size:200;not null;default:('')"`
+	// Grows by one with every new term; never reset.
+	Epoch int64 `gorm:"column:epoch;not null;default:(0)"`
+	// The term ends here, unless it is renewed.
+	ExpiresAt time.Time `gorm:"column:expires_at;type:bigint;not null;default:(0);serializer:lease_unix_micro"`
+	// The term began here.
+	AcquiredAt time.Time `gorm:"column:acquired_at;type:bigint;not null;default:(0);serializer:lease_unix_micro"`
+	// The last renewal, or the acquisition.
+	RenewedAt time.Time `gorm:"column:renewed_at;type:bigint;not null;default:(0);serializer:lease_unix_micro"`
+}
+
+// TableName is "leases", whatever GORM's naming strategy says; [Tables] puts a prefix before it.
+func (Record) TableName() string { return leasesTable }
+
+// A Status is a [Record] as the database's clock sees it.
+type Status struct {
+	Record
+	Held      bool          // somebody holds it now
+	Remaining time.Duration // until it expires; 0 unless Held
+}
+
+// A sighting is what one poll saw: the row, or that there is none, and the clock that expiry is measured by.
+type sighting struct {
+	Record
+	exists bool
+	now    time.Time
+}
+
+// live reports whether somebody holds the lease.
+func (s sighting) live() bool { return s.exists && s.Holder != "" && s.ExpiresAt.After(s.now) }
+
+// ttl is how long the row's last renewal was for.
+func (s sighting) ttl() time.Duration { return s.ExpiresAt.Sub(s.RenewedAt) }
+
+func (s sighting) status() Status {
+	status := Status{Record: s.Record, Held: s.live()}
+	if status.Held {
+		status.Remaining = s.ExpiresAt.Sub(s.now)
+	}
+	return status
+}
+
+// A guard says what must still hold of the row for a takeover, beside its epoch.
+type guard int
+
+const (
+	ifExpired   guard = iota // it is released, or expired by the clock that decides
+	ifUnchanged              // nobody renewed it since it was seen, whatever that clock says
+)
+
+// How much of the lease a renewal must find left.
+const stillLive = time.Duration(0)
+
+// statements is the SQL on one table of one dialect. Each text is sent by one method of handle below.
+type statements struct {
+	name, table string // the table, plain and quoted
+
+	poll, list, seed, take, renew, releaseHeld, releaseTerm, fence string
+	columns                                                        string
+}
+
+const (
+	// The clock comes first, so that a row that is missing still brings it.
+	pollSQL = `SELECT c.now, l.name, l.holder, l.epoch, l.expires_at, l.acquired_at, l.renewed_at
+FROM (SELECT {now} AS now) AS c LEFT JOIN {table} AS l ON l.name = ?`
+
+	listSQL = `SELECT c.now, l.name, l.holder, l.epoch, l.expires_at, l.acquired_at, l.renewed_at
+FROM (SELECT {now} AS now) AS c INNER JOIN {table} AS l ON l.epoch > 0 ORDER BY l.name`
+
+	// A take locks the row first, where the database has row locks: it then waits for the transactions that fenced themselves with the
+	// current term. The clock is read after that wait, in the select around it, so that the new term is whole. The guard is checked
+	// again by the database on the row as the wait left it.
+	takeSQL = `UPDATE {table} AS l SET holder = ?, epoch = l.epoch + 1, acquired_at = c.now, renewed_at = c.now, expires_at = c.now + ?
+FROM (SELECT g.name, {now} AS now{durable} FROM (
+	SELECT name FROM {table} WHERE name = ? AND epoch = ? AND (holder = '' OR expires_at <= {now} OR renewed_at = {unchanged}){lock}
+) AS g) AS c
+WHERE l.name = c.name AND l.epoch = ?`
+
+	// A renewal reads the clock before it waits for anything, so that one that lands late extends nothing past what its sender counts on.
+	renewSQL = `UPDATE {table} AS l SET expires_at = c.now + ?, renewed_at = c.now
+FROM (SELECT {now} AS now{durable}) AS c
+WHERE l.name = ? AND l.holder = ? AND l.epoch = ? AND l.expires_at > c.now + ? AND l.renewed_at <= ?`
+
+	releaseHeldSQL = `UPDATE {table} AS l SET holder = '', expires_at = c.now
+FROM (SELECT {now} AS now) AS c WHERE l.name = ? AND l.holder = ? AND l.expires_at > c.now`
+
+	releaseTermSQL = `UPDATE {table} AS l SET holder = '', expires_at = c.now
+FROM (SELECT {now} AS now) AS c WHERE l.name = ? AND l.holder = ? AND l.epoch = ?`
+)
+
+// statementsOf keeps the finished texts by dialect and table, since they are needed at every call.
+var statementsOf sync.Map // of string to *statements
+
+// statements returns the SQL on the table of that name.
+func (d *dialect) statements(table string) *statements {
+	key := d.name + " " + table
+	if known, ok := statementsOf.Load(key); ok {
+		return known.(*statements)
+	}
+	quoted := `"` + strings.ReplaceAll(table, ".", `"."`) + `"`
+	bare := "'" + table + "'"
+	if space, rest, ok := strings.Cut(table, "."); ok {
+		bare = "'" + rest + "', '" + space + "'"
+	}
+	fill := strings.NewReplacer(
+		"{table}", quoted,
+		"{now}", "COALESCE(CAST(? AS BIGINT), "+d.clock+")", // the caller's time, or NULL for the database's
+		"{unchanged}", "CAST(? AS BIGINT)",
+		"{durable}", d.durable,
+		"{lock}", d.lock,
+		"{bare}", bare, // as arguments, the schema last
+	)
+	text := func(sql string) string { return d.placeholders(fill.Replace(sql)) }
+	s := &statements{
+		name: table, table: quoted,
+		poll: text(pollSQL), list: text(listSQL), seed: text(d.seed), take: text(takeSQL), renew: text(renewSQL),
+		releaseHeld: text(releaseHeldSQL), releaseTerm: text(releaseTermSQL), fence: text(d.fence),
+		columns: text(d.columns),
+	}
+	known, _ := statementsOf.LoadOrStore(key, s)
+	return known.(*statements)
+}
+
+// placeholders writes ? as $1, $2 … where the database wants it so.
+func (d *dialect) placeholders(sql string) string {
+	if !d.numbered {
+		return sql
+	}
+	var b strings.Builder
+	n := 0
+	for _, r := range sql {
+		if r == '?' {
+			n++
+			b.WriteString("$" + strconv.Itoa(n))
+			continue
+		}
+		b.WriteRune(r)
+	}
+	return b.String()
+}
+
+// poll reads the row of a lease, and the clock. One SELECT, which writes nothing and locks nothing.
+func (h *handle) poll(ctx context.Context, name string, now time.Time) (sighting, error) {
+	seen, err := query(ctx, h, scanSighting, h.statements.poll, clockArg(now), name)
+	if err != nil || len(seen) == 0 {
+		return sighting{}, err
+	}
+	return seen[0], nil
+}
+
+// list reads every row that was ever held.
+func (h *handle) list(ctx context.Context) ([]Status, error) {
+	return query(ctx, h, func(rows *sql.Rows) (Status, error) {
+		s, err := scanSighting(rows)
+		return s.status(), err
+	}, h.statements.list, nil)
+}
+
+func scanSighting(rows *sql.Rows) (s sighting, err error) {
+	var now int64
+	var name, holder sql.NullString
+	var epoch, expires, acquired, renewed sql.NullInt64
+	if err := rows.Scan(&now, &name, &holder, &epoch, &expires, &acquired, &renewed); err != nil {
+		return sighting{}, err
+	}
+	return sighting{
+		now:    fromMicros(now),
+		exists: name.Valid,
+		Record: Record{
+			Name: name.String, Holder: holder.String, Epoch: epoch.Int64,
+			ExpiresAt: fromMicros(expires.Int64), AcquiredAt: fromMicros(acquired.Int64), RenewedAt: fromMicros(renewed.Int64),
+		},
+	}, nil
+}
+
+// seed makes the row of a lease that has none, as one that was released after epoch. What it counts is of no interest: a take
+// follows, and decides.
+func (h *handle) seed(ctx context.Context, name string, epoch int64) error {
+	_, err := h.exec(ctx, h.statements.seed, name, epoch)
+	return err
+}
+
+// take begins a new term of holder on the row as it was seen, and reports whether it did; the new epoch is then seen.Epoch + 1.
+func (h *handle) take(ctx context.Context, name, holder string, ttl time.Duration, now time.Time, seen sighting, g guard) (bool, error) {
+	var unchanged any // NULL equals nothing
+	if g == ifUnchanged {
+		unchanged = toMicros(seen.RenewedAt)
+	}
+	clock := clockArg(now)
+	n, err := h.exec(ctx, h.statements.take, holder, ttlMicros(ttl), clock, name, seen.Epoch, clock, unchanged, seen.Epoch)
+	return n == 1, err
+}
+
+// renew extends a term by ttl from now, if at least left of it remains, and reports whether it did. A time of the caller's own is
+// bound when it is sent, so such a renewal that lands after a later one must not take the expiry back.
+func (h *handle) renew(ctx context.Context, t Term, ttl time.Duration, now time.Time, left time.Duration) (bool, error) {
+	latest := int64(math.MaxInt64)
+	if !now.IsZero() && left > stillLive {
+		latest = now.UnixMicro()
+	}
+	n, err := h.exec(ctx, h.statements.renew,
+		ttlMicros(ttl), clockArg(now), t.Name, t.Holder, t.Epoch, left.Microseconds(), latest)
+	return n == 1, err
+}
+
+// releaseHeld ends whatever term holder is in.
+func (h *handle) releaseHeld(ctx context.Context, name, holder string, now time.Time) error {
+	_, err := h.exec(ctx, h.statements.releaseHeld, clockArg(now), name, holder)
+	return err
+}
+
+// releaseTerm frees the row of a term, also of one that expired, unless another term followed it.
+func (h *handle) releaseTerm(ctx context.Context, t Term, now time.Time) error {
+	_, err := h.exec(ctx, h.statements.releaseTerm, clockArg(now), t.Name, t.Holder, t.Epoch)
+	return err
+}
+
+// fence reports whether a term is in force and, in the transaction that the handle is, holds off its successor.
+func (h *handle) fence(ctx context.Context, t Term, now time.Time) (bool, error) {
+	n, err := h.exec(ctx, h.statements.fence, t.Name, t.Holder, t.Epoch, clockArg(now))
+	return n == 1, err
+}
+
+// A row is the store of one elector: the statements on one lease, for one holder.
+type row struct {
+	*handle
+	name, holder string
+	ttl          time.Duration
+	now          func() time.Time
+	origin       *origin
+	checked      atomic.Bool
+}
+
+func newRow(h *handle, name, holder string, ttl time.Duration, now func() time.Time) *row {
+	h.timeout = 0 // an elector bounds each statement itself
+	return &row{handle: h, name: name, holder: holder, ttl: ttl, now: now, origin: &origin{table: h.statements.name, now: now}}
+}
+
+func (r *row) poll(ctx context.Context) (sighting, error) {
+	if !r.checked.Load() {
+		if err := r.checkMemory(ctx); err != nil {
+			return sighting{}, err
+		}
+		r.checked.Store(true)
+	}
+	return r.handle.poll(ctx, r.name, clockNow(r.now))
+}
+
+func (r *row) take(ctx context.Context, seen sighting, g guard) (Term, bool, error) {
+	if !seen.exists {
+		if err := r.seed(ctx, r.name, seen.Epoch); err != nil {
+			return Term{}, false, err
+		}
+	}
+	ok, err := r.handle.take(ctx, r.name, r.holder, r.ttl, clockNow(r.now), seen, g)
+	return Term{Name: r.name, Holder: r.holder, Epoch: seen.Epoch + 1, origin: r.origin}, ok, err
+}
+
+func (r *row) renew(ctx context.Context, t Term) (bool, error) {
+	return r.handle.renew(ctx, t, r.ttl, clockNow(r.now), r.ttl/3)
+}
+
+func (r *row) release(ctx context.Context, t Term) error {
+	return r.releaseTerm(ctx, t, clockNow(r.now))
+}
+
+// clockArg binds the caller's time, or NULL, which lets the database's clock decide.
+func clockArg(now time.Time) any {
+	if now.IsZero() {
+		return nil
+	}
+	return now.UnixMicro()
+}
+
+// ttlMicros never rounds up, lest a lease outlast its ttl, and never to nothing.
+func ttlMicros(ttl time.Duration) int64 { return max(1, ttl.Microseconds()) }
+
+// toMicros and fromMicros convert a column. 0 stands for no time at all, as in a row that was never held.
+func toMicros(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixMicro()
+}
+
+func fromMicros(n int64) time.Time {
+	if n == 0 {
+		return time.Time{}
+	}
+	return time.UnixMicro(n).UTC()
+}
+
+// unixMicro is the GORM serializer of the columns that hold a time.
+type unixMicro struct{}
+
+func init() { schema.RegisterSerializer("lease_unix_micro", unixMicro{}) }
+
+// Scan reads a column into its field.
+func (unixMicro) Scan(ctx context.Context, field *schema.Field, dst reflect.Value, column any) error {
+	var n sql.NullInt64
+	if err := n.Scan(column); err != nil {
+		return fmt.Errorf("lease: column %s: %w", field.DBName, err)
+	}
+	return field.Set(ctx, dst, fromMicros(n.Int64))
+}
+
+// Value writes a field into its column.
+func (unixMicro) Value(_ context.Context, field *schema.Field, _ reflect.Value, value any) (any, error) {
+	t, ok := value.(time.Time)
+	if !ok {
+		return nil, fmt.Errorf("lease: field %s is a %T, not a time.Time", field.Name, value)
+	}
+	return toMicros(t), nil
+}

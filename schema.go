@@ -1,0 +1,296 @@
+package lease
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"gorm.io/gorm"
+	"gorm.io/gorm/logger"
+)
+
+// A dialect is all that differs between databases.
+type dialect struct {
+	name     string
+	numbered bool     // $1, $2 … instead of ?
+	clock    string   // the time now, in microseconds since the Unix epoch, read anew by every statement
+	lock     string   // ends a SELECT that locks its row against fences and other takeovers
+	durable  string   // one more column of a SELECT, which makes the statement's commit wait for the disk
+	seed     string   // inserts a row, or does nothing
+	fence    string   // touches one row, and holds a takeover off until the transaction ends; or touches none
+	ddl      string   // what the migrator runs on an empty database
+	alone    []string // makes a transaction the only one that migrates, and impatient for locks
+	columns  string   // the name, type and uniqueness of each column of a table, from the catalogue
+	memory   string   // the file behind the database, empty for one in memory; "" where there is no such thing
+
+	noTable, contention, readOnly, already func(error) bool
+}
+
+const insertSeed = `INSERT INTO {table} (name, holder, epoch, expires_at, acquired_at, renewed_at) VALUES (?, '', ?, 0, 0, 0) ON CONFLICT (name) DO NOTHING`
+
+var dialects = []*dialect{
+	{
+		name:     "postgres",
+		numbered: true,
+		clock:    `(extract(epoch from clock_timestamp())*1000000)::bigint`, // now() stands still in a transaction
+		lock:     ` FOR UPDATE`,
+		durable: `, set_config('synchronous_commit', CASE current_setting('synchronous_commit')
+	WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END, true) AS durable`,
+		seed: insertSeed,
+		// KEY SHARE lets renewals pass, and not a take, which locks FOR UPDATE. A client that freezes in this transaction is cut off after
+		// the lease's ttl, or sooner where the session is stricter.
+		fence: `SELECT set_config('idle_in_transaction_session_timeout', LEAST(
+	GREATEST((expires_at - renewed_at) / 1000, 1), 2147483647,
+	NULLIF(extract(epoch from current_setting('idle_in_transaction_session_timeout')::interval) * 1000, 0)::bigint)::text, true)
+FROM {table} WHERE name = ? AND holder = ? AND epoch = ? AND expires_at > {now} FOR KEY SHARE`,
+		ddl: `CREATE TABLE "leases" (
+	"name" varchar(100) NOT NULL,
+	"holder" varchar(200) NOT NULL DEFAULT (''),
+	"epoch" bigint NOT NULL DEFAULT (0),
+	"expires_at" bigint NOT NULL DEFAULT (0),
+	"acquired_at" bigint NOT NULL DEFAULT (0),
+	"renewed_at" bigint NOT NULL DEFAULT (0),
+	PRIMARY KEY ("name")
+);
+`,
+		alone: []string{`SET LOCAL lock_timeout = '500ms'`, `SELECT pg_advisory_xact_lock(7811616831022158965)`},
+		columns: `SELECT a.attname, format_type(a.atttypid, NULL), EXISTS (SELECT 1 FROM pg_index AS i
+	WHERE i.indrelid = a.attrelid AND i.indisunique AND i.indpred IS NULL AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum)
+FROM pg_attribute AS a WHERE a.attrelid = to_regclass('{table}') AND a.attnum > 0 AND NOT a.attisdropped`,
+		noTable:    states("42P01", "3F000"),                            // undefined_table, invalid_schema_name
+		contention: states("40001", "40P01", "55P03"),                   // serialization_failure, deadlock_detected, lock_not_available
+		readOnly:   states("25006"),                                     // read_only_sql_transaction
+		already:    states("42P07", "42701", "23505", "42710", "XX000"), // duplicate_table, _column; of the catalogue's own rows
+	},
+	{
+		name:  "sqlite",
+		clock: `(CAST(ROUND((julianday('now')-2440587.5)*86400000) AS INTEGER)*1000)`, // milliseconds is what it has
+		seed:  insertSeed,
+		// Any write takes SQLite's one write lock; a SELECT would fence nothing.
+		fence: `UPDATE {table} SET epoch = epoch WHERE name = ? AND holder = ? AND epoch = ? AND expires_at > {now}`,
+		ddl: strings.ReplaceAll(`CREATE TABLE "leases" (
+	"name" text NOT NULL,
+	"holder" text NOT NULL DEFAULT (''),
+	"epoch" integer NOT NULL DEFAULT (0),
+	"expires_at" bigint NOT NULL DEFAULT (0),
+	"acquired_at" bigint NOT NULL DEFAULT (0),
+	"renewed_at" bigint NOT NULL DEFAULT (0),
+	PRIMARY KEY ("name")
+);
+`, `"`, "`"),
+		columns: `SELECT name, type, pk = 1 AND NOT EXISTS (SELECT 1 FROM pragma_table_info({bare}) WHERE pk > 1)
+FROM pragma_table_info({bare})`,
+		memory:     `SELECT file FROM pragma_database_list WHERE name = 'main'`,
+		noTable:    says("no such table", "unknown database"),
+		contention: says("database is locked", "database table is locked", "database schema is locked"),
+		readOnly:   says("attempt to write a readonly database"),
+		already:    says("already exists", "duplicate column name"),
+	},
+}
+
+func dialectOf(name string) (*dialect, error) {
+	i := slices.IndexFunc(dialects, func(d *dialect) bool { return d.name == name })
+	if i < 0 {
+		var known []string
+		for _, d := range dialects {
+			known = append(known, d.name)
+		}
+		return nil, invalid("db", "is a %q database; this package knows %s", name, strings.Join(known, ", "))
+	}
+	return dialects[i], nil
+}
+
+// DDL returns what [EnsureSchema] runs on an empty database, for other migration tools. The dialect is "postgres" or "sqlite";
+// any other is [ErrInvalid].
+func DDL(dialect string) (string, error) {
+	d, err := dialectOf(dialect)
+	if err != nil {
+		return "", wrap("ddl", invalid("dialect", "%q is unknown", dialect))
+	}
+	return d.ddl, nil
+}
+
+// How long EnsureSchema tries, while others hold the table or create it too.
+const ensureFor = time.Minute
+
+// EnsureSchema makes sure that db has this package's table, as this version needs it: it creates the table, or adds what a table
+// of an older version lacks, and takes nothing away. Any number of processes may call it at once, on every start.
+//
+// Where nothing is missing it runs no DDL, waits for no lock, and needs no right to create. Where something is missing but may not
+// be created, the error quotes the DDL to be run by somebody who may. A table of that name that belongs to someone else stays as
+// it is, and the error names [Tables], the way out.
+//
+// It blocks until it is done or db's context ends, for a minute at most. DDL waits for locks only half a second at a time, since
+// whatever queues behind it (a renewal, say) waits as well.
+//
+// The error is [ErrInvalid] for an unusable handle, else it says what the database said.
+func EnsureSchema(db *gorm.DB) error {
+	h, err := open(db)
+	if err != nil {
+		return wrap("ensure schema", err)
+	}
+	ctx := db.Statement.Context
+	if ctx == nil {
+		ctx = context.Background()
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, ensureFor, errors.New("gave up after "+ensureFor.String()))
+	defer cancel()
+	if err := h.checkMemory(ctx); err != nil {
+		return wrap("ensure schema", err)
+	}
+	return wrap("ensure schema", h.ensure(ctx, db))
+}
+
+// ensure changes what is missing, and looks again, until nothing is.
+func (h *handle) ensure(ctx context.Context, db *gorm.DB) error {
+	for {
+		missing, err := h.inspect(ctx)
+		if err != nil || len(missing) == 0 {
+			return err
+		}
+		err = h.migrate(ctx, db, missing)
+		switch {
+		case err == nil:
+			continue // inspect has the last word
+		case h.inTx:
+			return fmt.Errorf("%w; it lacks:\n%s", err, h.wanted(missing))
+		case !h.dialect.already(err) && !h.dialect.contention(err):
+			return fmt.Errorf("%w; somebody who may has to run:\n%s", err, h.wanted(missing))
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w, while: %w", context.Cause(ctx), err)
+		case <-time.After(100*time.Millisecond + rand.N(200*time.Millisecond)):
+		}
+	}
+}
+
+// A column is one of a table that exists, as the database describes it.
+type column struct {
+	name, kind string
+	unique     bool // by itself
+}
+
+// inspect returns the fields of Record that the table lacks, all of them if there is no table. It asks the catalogue for the table that
+// the statements will see (through the search path, say), takes no lock and needs no right.
+func (h *handle) inspect(ctx context.Context) (missing []string, err error) {
+	columns, err := query(ctx, h, func(rows *sql.Rows) (c column, err error) {
+		return c, rows.Scan(&c.name, &c.kind, &c.unique)
+	}, h.statements.columns)
+	if err != nil {
+		return nil, err
+	}
+	has := map[string]column{}
+	for _, c := range columns {
+		has[c.name] = c
+	}
+	for _, f := range recordFields {
+		c, ok := has[f.column]
+		switch {
+		case !ok && len(columns) > 0 && f.original:
+			return nil, h.stranger("it has no column " + f.column)
+		case !ok:
+			missing = append(missing, f.name)
+		case f.column == "name" && !c.unique:
+			return nil, h.stranger("its name is not unique")
+		case strings.Contains(strings.ToLower(c.kind), "int") != f.number:
+			return nil, h.stranger("its " + f.column + " is a " + c.kind)
+		}
+	}
+	return missing, nil
+}
+
+// recordFields is Record, as inspect compares it with a table. The original ones were in every version.
+var recordFields = []struct {
+	name, column     string
+	number, original bool
+}{
+	{"Name", "name", false, true},
+	{"Holder", "holder", false, true},
+	{"Epoch", "epoch", true, false},
+	{"ExpiresAt", "expires_at", true, true},
+	{"AcquiredAt", "acquired_at", true, false},
+	{"RenewedAt", "renewed_at", true, false},
+}
+
+func (h *handle) stranger(why string) error {
+	return fmt.Errorf("the table %s belongs to something else (%s) and stays as it is; Tables(db, prefix) gives this package other tables",
+		h.statements.table, why)
+}
+
+// migrate adds what is missing through GORM's migrator, in one transaction, one process at a time.
+func (h *handle) migrate(ctx context.Context, db *gorm.DB, missing []string) error {
+	s := db.Session(&gorm.Session{NewDB: true, Context: ctx, Logger: logger.Discard})
+	s.Error, s.Statement.ConnPool = nil, h.pool
+	add := func(tx *gorm.DB) error {
+		m := tx.Table(h.statements.name).Migrator()
+		if len(missing) == len(recordFields) {
+			return m.CreateTable(&Record{})
+		}
+		for _, field := range missing {
+			if err := m.AddColumn(&Record{}, field); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if h.inTx {
+		return add(s)
+	}
+	return s.Transaction(func(tx *gorm.DB) error {
+		for _, statement := range h.dialect.alone {
+			if err := tx.Exec(statement).Error; err != nil {
+				return err
+			}
+		}
+		return add(tx)
+	})
+}
+
+// wanted is the DDL that migrate would run, out of the dialect's own.
+func (h *handle) wanted(missing []string) string {
+	create, lines := h.dialect.ddl, strings.Split(h.dialect.ddl, "\n")
+	if len(missing) == len(recordFields) {
+		return strings.Replace(create, lines[0], "CREATE TABLE "+h.statements.table+" (", 1)
+	}
+	var b strings.Builder
+	for i, f := range recordFields {
+		if slices.Contains(missing, f.name) {
+			fmt.Fprintf(&b, "ALTER TABLE %s ADD COLUMN %s;\n", h.statements.table, strings.Trim(lines[i+1], "\t,"))
+		}
+	}
+	return b.String()
+}
+
+// checkMemory refuses a pool in which every connection would open an empty database of its own: SQLite in memory, several connections, no
+// shared cache.
+func (h *handle) checkMemory(ctx context.Context) error {
+	pool, ok := h.pool.(*sql.DB)
+	if !ok || h.dialect.memory == "" || pool.Stats().MaxOpenConnections == 1 {
+		return nil
+	}
+	files, err := query(ctx, h, func(rows *sql.Rows) (file string, err error) { return file, rows.Scan(&file) }, h.dialect.memory)
+	if err != nil || len(files) != 1 || files[0] != "" {
+		return err
+	}
+	// Two connections to one database cannot both hold its write lock.
+	for range 2 {
+		conn, err := pool.Conn(ctx)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		if _, err := conn.ExecContext(ctx, "BEGIN IMMEDIATE"); h.dialect.contention(err) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		defer conn.ExecContext(context.WithoutCancel(ctx), "ROLLBACK")
+	}
+	return invalid("db", "keeps each connection's data in a memory of its own: use a file, cache=shared, or SetMaxOpenConns(1)")
+}

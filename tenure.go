@@ -1,0 +1,178 @@
+package lease
+
+import (
+	"context"
+	"math"
+	"sync"
+	"time"
+)
+
+// An instant is one reading of both clocks of this machine. The monotonic one is not stepped, but stands still while the machine is
+// suspended; the wall clock may be stepped, but runs on. Whichever says that more time has passed is believed.
+type instant struct {
+	mono time.Duration // since an arbitrary start
+	wall time.Duration // since the Unix epoch
+}
+
+var processStart = time.Now()
+
+func machineClock() instant {
+	now := time.Now()
+	return instant{mono: now.Sub(processStart), wall: time.Duration(now.UnixNano())}
+}
+
+// plus saturates, so that a huge TTL never wraps around.
+func (i instant) plus(d time.Duration) instant {
+	return instant{mono: saturatingAdd(i.mono, d), wall: saturatingAdd(i.wall, d)}
+}
+
+// until is how long it is from i to deadline, by the clock that says less.
+func (i instant) until(deadline instant) time.Duration {
+	return min(deadline.mono-i.mono, deadline.wall-i.wall)
+}
+
+func saturatingAdd(a, b time.Duration) time.Duration {
+	if b > 0 && a > math.MaxInt64-b {
+		return math.MaxInt64
+	}
+	return a + b
+}
+
+// A tenure is one term of this process while it lasts: what its Run knows, its work trusts and everyone else may ask.
+//
+// It is held from its beginning to its end; the end is the deadline, or an earlier one that Run saw, whichever comes first. Whoever
+// sees it first, a timer or a question, makes it final: nothing revives a tenure. It keeps its own deadline, by a timer that waits for
+// no statement, lock or log.
+//
+// Its work's context ends with it, or before it: when the elector resigns or stops, the work is cancelled while the tenure is still
+// held (and renewed), until the work has returned.
+type tenure struct {
+	term   Term
+	ctx    context.Context // the work's
+	cancel context.CancelCauseFunc
+	over   chan struct{} // closed at the end
+	clock  func() instant
+	pace   time.Duration // how often the wall clock is looked at
+	sent   instant       // the last good statement was, as Run's goroutine knows
+
+	mu       sync.Mutex // guards the fields below
+	deadline instant
+	ended    bool
+	reason   string
+	timer    *time.Timer
+}
+
+// Why a tenure ended, as the metrics and the log say it.
+const (
+	byDeadline = "deadline" // no renewal in time
+	byTakeover = "taken"    // the row names another term
+	byDeletion = "deleted"  // the row is gone
+	byRefusal  = "expired"  // by the clock that decides, the term can no longer be renewed
+	byRelease  = ""         // not lost: given back
+)
+
+// newTenure begins a tenure whose acquisition was sent at sent; its work's context is a child of parent. It may be over already.
+func newTenure(parent context.Context, term Term, sent instant, ttl time.Duration, clock func() instant) *tenure {
+	t := &tenure{
+		term: term, over: make(chan struct{}), clock: clock, pace: max(ttl/12, time.Millisecond),
+		sent: sent, deadline: sent.plus(ttl - ttl/3),
+	}
+	ctx, cancel := context.WithCancelCause(WithTerm(parent, term))
+	t.ctx, t.cancel = &workContext{Context: ctx, tenure: t}, cancel
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.timer = time.AfterFunc(0, t.watch)
+	return t
+}
+
+// watch ends the tenure in time, and looks at both clocks now and then since a timer follows only the monotonic one.
+func (t *tenure) watch() {
+	left := t.left()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.ended {
+		t.timer.Reset(min(left, t.pace))
+	}
+}
+
+// left is how long the tenure is held if it is not renewed; 0 once it is over.
+func (t *tenure) left() time.Duration {
+	t.mu.Lock()
+	if t.ended {
+		t.mu.Unlock()
+		return 0
+	}
+	left := t.clock().until(t.deadline)
+	t.mu.Unlock()
+	if left <= 0 {
+		t.end(byDeadline)
+		return 0
+	}
+	return left
+}
+
+func (t *tenure) held() bool { return t.left() > 0 }
+
+// leads reports whether the work may go on.
+func (t *tenure) leads() bool { return t.ctx.Err() == nil }
+
+// extend moves the deadline to a later one, if the tenure is still held, and reports whether it is.
+func (t *tenure) extend(deadline instant) bool {
+	if !t.held() {
+		return false
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if deadline.mono > t.deadline.mono {
+		t.deadline = deadline
+	}
+	return !t.ended
+}
+
+// end makes the tenure over, for good; the first reason stays.
+func (t *tenure) end(reason string) {
+	t.mu.Lock()
+	first := !t.ended
+	if first {
+		t.ended, t.reason = true, reason
+		t.timer.Stop()
+		close(t.over)
+	}
+	t.mu.Unlock()
+	switch {
+	case first && reason == byRelease:
+		t.cancel(context.Canceled)
+	case first:
+		t.cancel(ErrLost)
+	}
+}
+
+// lost says why the tenure is over, if it was not given back.
+func (t *tenure) lost() (reason string, ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.reason, t.ended && t.reason != byRelease
+}
+
+// A workContext is the work's context: its Err looks at the clock, so that it tells the truth to work that was frozen past its
+// deadline, even before the timer's goroutine had its turn.
+type workContext struct {
+	context.Context
+	tenure *tenure
+}
+
+// Err is nil while the work may go on.
+func (c *workContext) Err() error {
+	c.tenure.held() // ends the context if not
+	return c.Context.Err()
+}
+
+type termContextKey struct{}
+
+// Value finds the work's context itself below any context derived from it.
+func (c *workContext) Value(key any) any {
+	if key == (termContextKey{}) {
+		return c
+	}
+	return c.Context.Value(key)
+}

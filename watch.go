@@ -1,0 +1,84 @@
+package lease
+
+import "time"
+
+// A watch is what an elector knows of its lease from its polls, and the rules by which it may take it.
+//
+// The expiry in the row is told by a clock that can be stepped: the database's. So the watch holds that clock against its own. If it
+// ran ahead since before the row was last written, the row is in doubt: its expiry is not believed. And a row that stood unchanged for its
+// whole TTL on the elector's own clock has no live holder, whatever the database's clock says.
+//
+// Its counts start when the answer came that first showed the row as it is. The holder may have renewed until just before the database
+// made that answer, and acts on it for less than a TTL; counted from the question, two could lead.
+type watch struct {
+	row      sighting // as last seen
+	answered instant  // when
+	since    instant  // when the answer came that first showed it so
+	before   mark     // the last poll that showed it otherwise, or the first of all
+	last     mark     // the last poll
+	doubt    bool     // the clock that decides ran ahead between before and last
+
+	polled bool
+	known  bool          // there was a row, at some time
+	epoch  int64         // the highest ever seen
+	ttl    time.Duration // of the row when it was last held
+}
+
+// A mark ties the clock that decides to the elector's own.
+type mark struct {
+	sent  instant   // the poll was sent, by the elector's clock
+	clock time.Time // its answer says so, by the clock that decides
+}
+
+// note takes in the answer to a poll.
+func (w *watch) note(row sighting, sent, answered instant) {
+	this := mark{sent: sent, clock: row.now}
+	switch {
+	case !w.polled:
+		w.before, w.since = this, answered
+	case row.exists != w.row.exists || row.Record != w.row.Record:
+		w.before, w.since, w.doubt = w.last, answered, false
+	}
+	w.polled, w.row, w.answered, w.last = true, row, answered, this
+	if row.exists {
+		w.remember(row.Epoch)
+	}
+	if row.Holder == "" {
+		return
+	}
+	w.ttl = row.ttl()
+	// A sixteenth of the TTL is for clocks that only drift, or count in milliseconds; the margin that it is taken from is a third.
+	if ran, own := row.now.Sub(w.before.clock), answered.mono-w.before.sent.mono; ran > own && ran-own > w.ttl/16 {
+		w.doubt = true
+	}
+}
+
+// remember keeps an epoch that the elector saw or won.
+func (w *watch) remember(epoch int64) { w.known, w.epoch = true, max(w.epoch, epoch) }
+
+// free says whether the lease may be taken right after the last answer, and under which guard. If not, it may be in wait.
+func (w *watch) free(now instant, ttl time.Duration) (g guard, wait time.Duration) {
+	own := func(d time.Duration) time.Duration { return max(0, w.since.plus(d).mono-now.mono) }
+	switch {
+	case !w.row.exists && !w.known:
+		return ifExpired, 0
+	case !w.row.exists: // deleted by hand, perhaps under a leader
+		return ifExpired, own(max(ttl, w.ttl))
+	case w.row.Holder == "":
+		return ifUnchanged, 0
+	case w.doubt:
+		return ifUnchanged, own(w.row.ttl())
+	case !w.row.live():
+		return ifExpired, 0
+	}
+	left := max(time.Microsecond, w.row.ExpiresAt.Sub(w.row.now)-(now.mono-w.answered.mono)) // poll again before believing it
+	return ifUnchanged, min(left, own(w.row.ttl()))
+}
+
+// leader says who holds the lease as of the last answer, and how long that is worth.
+func (w *watch) leader() (holder string, until instant) {
+	if !w.row.live() {
+		return "", w.answered
+	}
+	return w.row.Holder, w.answered.plus(w.row.ExpiresAt.Sub(w.row.now))
+}
