@@ -246,7 +246,7 @@ func (r *run) consider(ctx context.Context) (t *tenure, wait time.Duration, err 
 	r.observe(now)
 
 	wait = spread(r.ttl / 3)
-	if back := r.standby.mono - now.mono; back > 0 {
+	if back := r.standby.left(now); back > 0 {
 		return nil, min(wait, back), nil
 	}
 	guard, left := r.watch.free(now, r.ttl)
@@ -427,7 +427,11 @@ func (r *run) renew(attempts context.Context, t *tenure, answers chan<- renewal)
 		a := renewal{sent: sent}
 		a.renewed, a.err = r.store.renew(ctx, t.term)
 		a.took = r.clock().mono - sent.mono
-		if a.err == nil && !a.renewed {
+		switch {
+		case a.err != nil || a.renewed:
+		case ctx.Err() != nil:
+			a.err = ctx.Err()
+		default:
 			a.row, a.err = r.store.poll(ctx)
 		}
 		select {
@@ -606,7 +610,7 @@ func (r *run) leader() (string, bool) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.holds == "" || r.clock().mono >= r.holdsUntil.mono {
+	if r.holds == "" || r.holdsUntil.left(r.clock()) == 0 {
 		return "", false
 	}
 	return r.holds, true
@@ -625,7 +629,7 @@ func (r *run) trouble(op string, err error) {
 	r.mu.Lock()
 	r.failure = err
 	r.mu.Unlock()
-	if r.quiet.mono <= now.mono {
+	if r.quiet.left(now) == 0 {
 		r.quiet = now.plus(r.ttl)
 		r.log.Warn("lease: trouble with the database", "op", op, "error", err)
 	}

@@ -31,6 +31,14 @@ func (i instant) until(deadline instant) time.Duration {
 	return min(deadline.mono-i.mono, deadline.wall-i.wall)
 }
 
+// left is how long it is from now to i by the monotonic clock; the zero instant has always passed.
+func (i instant) left(now instant) time.Duration {
+	if i == (instant{}) {
+		return 0
+	}
+	return max(0, i.mono-now.mono)
+}
+
 func saturatingAdd(a, b time.Duration) time.Duration {
 	if b > 0 && a > math.MaxInt64-b {
 		return math.MaxInt64

@@ -5,8 +5,8 @@ import "time"
 // A watch is what an elector knows of its lease from its polls, and the rules by which it may take it.
 //
 // The expiry in the row is told by a clock that can be stepped: the database's. So the watch holds that clock against its own. If it
-// ran ahead since before the row was last written, the row is in doubt: its expiry is not believed. And a row that stood unchanged for its
-// whole TTL on the elector's own clock has no live holder, whatever the database's clock says.
+// ran ahead at any time since before the row was last written, the row is in doubt: its expiry is not believed. And a row that stood
+// unchanged for its whole TTL on the elector's own clock has no live holder, whatever the database's clock says.
 //
 // Its counts start when the answer came that first showed the row as it is. The holder may have renewed until just before the database
 // made that answer, and acts on it for less than a TTL; counted from the question, two could lead.
@@ -14,9 +14,12 @@ type watch struct {
 	row      sighting // as last seen
 	answered instant  // when
 	since    instant  // when the answer came that first showed it so
-	before   mark     // the last poll that showed it otherwise, or the first of all
-	last     mark     // the last poll
-	doubt    bool     // the clock that decides ran ahead between before and last
+	doubt    bool
+
+	sent  instant       // the last poll
+	ahead time.Duration // how far the clock that decides was ahead of the elector's, at the last poll: at most,
+	least time.Duration // and the least of these, since the last poll that showed the row otherwise
+	zero  time.Time     // what that clock said first
 
 	polled bool
 	known  bool          // there was a row, at some time
@@ -24,33 +27,35 @@ type watch struct {
 	ttl    time.Duration // of the row when it was last held
 }
 
-// A mark ties the clock that decides to the elector's own.
-type mark struct {
-	sent  instant   // the poll was sent, by the elector's clock
-	clock time.Time // its answer says so, by the clock that decides
-}
-
 // note takes in the answer to a poll.
 func (w *watch) note(row sighting, sent, answered instant) {
-	this := mark{sent: sent, clock: row.now}
+	if !w.polled {
+		w.zero = row.now
+	}
+	// The database read its clock between the sending and the answer.
+	clock := row.now.Sub(w.zero)
+	atMost, atLeast := clock-sent.mono, clock-answered.mono
 	switch {
 	case !w.polled:
-		w.before, w.since = this, answered
+		w.since, w.least = answered, atMost
 	case row.exists != w.row.exists || row.Record != w.row.Record:
-		w.before, w.since, w.doubt = w.last, answered, false
+		// After longer than a TTL without a look, as when it led itself, the clock may have gone back and forth unseen.
+		w.doubt = answered.mono-w.sent.mono > row.ttl()
+		w.since, w.least = answered, w.ahead
 	}
-	w.polled, w.row, w.answered, w.last = true, row, answered, this
+	w.polled, w.row, w.answered = true, row, answered
+	w.sent, w.ahead = sent, atMost
 	if row.exists {
 		w.remember(row.Epoch)
 	}
-	if row.Holder == "" {
-		return
+	if row.Holder != "" {
+		w.ttl = row.ttl()
 	}
-	w.ttl = row.ttl()
 	// A sixteenth of the TTL is for clocks that only drift, or count in milliseconds; the margin that it is taken from is a third.
-	if ran, own := row.now.Sub(w.before.clock), answered.mono-w.before.sent.mono; ran > own && ran-own > w.ttl/16 {
+	if atLeast-w.least > w.ttl/16 {
 		w.doubt = true
 	}
+	w.least = min(w.least, atMost)
 }
 
 // remember keeps an epoch that the elector saw or won.
@@ -58,7 +63,7 @@ func (w *watch) remember(epoch int64) { w.known, w.epoch = true, max(w.epoch, ep
 
 // free says whether the lease may be taken right after the last answer, and under which guard. If not, it may be in wait.
 func (w *watch) free(now instant, ttl time.Duration) (g guard, wait time.Duration) {
-	own := func(d time.Duration) time.Duration { return max(0, w.since.plus(d).mono-now.mono) }
+	own := func(d time.Duration) time.Duration { return w.since.plus(d).left(now) }
 	switch {
 	case !w.row.exists && !w.known:
 		return ifExpired, 0

@@ -1,0 +1,866 @@
+package lease_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+	_ "time/tzdata"
+
+	"gorm.io/gorm"
+
+	"github.com/sqllease/lease"
+	"github.com/sqllease/lease/internal/dbtest"
+)
+
+// noon is the caller's clock wherever a test passes its own.
+var noon = time.Date(2024, 3, 1, 12, 0, 0, 0, time.UTC)
+
+// databasesClock lets the database's clock decide.
+var databasesClock time.Time
+
+// fresh returns a handle on an empty database, with the schema made.
+func fresh(t *testing.T, db *dbtest.Database, opts ...gorm.Option) *gorm.DB {
+	t.Helper()
+	gdb := db.Open(t, opts...)
+	ensure(t, gdb)
+	return gdb
+}
+
+func ensure(t *testing.T, gdb *gorm.DB) {
+	t.Helper()
+	if err := lease.EnsureSchema(gdb); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// acquire is TryAcquire on the lease "job" for a minute, where no error is expected.
+func acquire(t *testing.T, gdb *gorm.DB, holder string, now time.Time) bool {
+	t.Helper()
+	ok, err := lease.TryAcquire(t.Context(), gdb, "job", holder, time.Minute, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ok
+}
+
+func granted(t *testing.T, gdb *gorm.DB, holder string, now time.Time) {
+	t.Helper()
+	if !acquire(t, gdb, holder, now) {
+		t.Fatalf("%s was refused at %v", holder, now)
+	}
+}
+
+func refused(t *testing.T, gdb *gorm.DB, holder string, now time.Time) {
+	t.Helper()
+	if acquire(t, gdb, holder, now) {
+		t.Fatalf("%s was granted the lease at %v", holder, now)
+	}
+}
+
+func release(t *testing.T, gdb *gorm.DB, holder string, now time.Time) {
+	t.Helper()
+	if err := lease.Release(t.Context(), gdb, "job", holder, now); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func find(t *testing.T, gdb *gorm.DB, name string) lease.Status {
+	t.Helper()
+	s, err := lease.Find(t.Context(), gdb, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// row is the row of the lease "job", as it stands in the table.
+func row(t *testing.T, gdb *gorm.DB) string {
+	t.Helper()
+	columns := map[string]any{}
+	if err := gdb.Table("leases").Where("name = ?", "job").Take(&columns).Error; err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprint(columns)
+}
+
+// exec runs the caller's own SQL.
+func exec(t *testing.T, gdb *gorm.DB, sql string, args ...any) {
+	t.Helper()
+	if err := gdb.Exec(sql, args...).Error; err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+// ask returns the one value that the caller's own SELECT gives.
+func ask[V any](t *testing.T, gdb *gorm.DB, sql string, args ...any) (v V) {
+	t.Helper()
+	if err := gdb.Raw(sql, args...).Row().Scan(&v); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+	return v
+}
+
+func mustBe(t *testing.T, err, want error) {
+	t.Helper()
+	if !errors.Is(err, want) {
+		t.Errorf("the error is %v, not: %v", err, want)
+	}
+}
+
+// keepConnections spares contenders from dialling again in every round.
+func keepConnections(t *testing.T, gdb *gorm.DB) *gorm.DB {
+	pool(t, gdb).SetMaxIdleConns(50)
+	return gdb
+}
+
+// race lets n contenders go at once, and returns those who were told true. An error of any of them fails the test.
+func race(t *testing.T, n int, try func(contender int) (bool, error)) (winners []int) {
+	t.Helper()
+	var mu sync.Mutex // guards winners
+	var ready, done sync.WaitGroup
+	gate := make(chan struct{})
+	for i := range n {
+		ready.Add(1)
+		done.Go(func() {
+			ready.Done()
+			<-gate
+			ok, err := try(i)
+			if err != nil {
+				t.Errorf("contender %d: %v", i, err)
+			}
+			if ok {
+				mu.Lock()
+				defer mu.Unlock()
+				winners = append(winners, i)
+			}
+		})
+	}
+	ready.Wait()
+	close(gate)
+	done.Wait()
+	return winners
+}
+
+// everyIsolation runs spec on every database, and on Postgres again with transactions that are serializable unless they say otherwise.
+func everyIsolation(t *testing.T, spec func(t *testing.T, db *dbtest.Database)) {
+	dbtest.Run(t, spec)
+	t.Run("postgres serializable", func(t *testing.T) {
+		db := dbtest.Postgres(t)
+		spec(t, &dbtest.Database{Backend: db.Backend, DSN: db.DSNVia("", "default_transaction_isolation=serializable")})
+	})
+}
+
+// Granting and refusing
+
+func TestAFreeLeaseIsGrantedAndALiveOneIsRefusedToOthers(t *testing.T) { // C46
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := fresh(t, db)
+		for _, now := range []time.Time{databasesClock, noon} {
+			exec(t, gdb, "DELETE FROM leases")
+			granted(t, gdb, "A", now)
+			before := row(t, gdb)
+			refused(t, gdb, "B", now)
+			if after := row(t, gdb); after != before {
+				t.Errorf("a refused attempt changed the row from %s to %s", before, after)
+			}
+		}
+	})
+}
+
+func TestTheHolderRenewsAndKeepsItsTerm(t *testing.T) { // C13
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := fresh(t, db)
+		granted(t, gdb, "A", noon)
+		granted(t, gdb, "A", noon) // within one tick of the clock
+		granted(t, gdb, "A", noon.Add(40*time.Second))
+		s := find(t, gdb, "job")
+		want := lease.Record{
+			Name: "job", Holder: "A", Epoch: 1,
+			AcquiredAt: noon, RenewedAt: noon.Add(40 * time.Second), ExpiresAt: noon.Add(100 * time.Second),
+		}
+		if s.Record != want {
+			t.Errorf("the record is %v, not %v", s.Record, want)
+		}
+	})
+}
+
+func TestALeaseIsRefusedUntilItsExpiryAndGrantedAtIt(t *testing.T) { // C01
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := fresh(t, db)
+		granted(t, gdb, "A", noon)
+		for _, early := range []time.Duration{time.Minute, time.Millisecond, time.Microsecond} {
+			refused(t, gdb, "B", noon.Add(time.Minute-early))
+		}
+		granted(t, gdb, "B", noon.Add(time.Minute))
+		refused(t, gdb, "A", noon.Add(time.Minute))
+	})
+}
+
+func TestNamesAndHoldersThatLookAlikeAreDifferent(t *testing.T) { // C15, C20
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := fresh(t, db)
+		granted(t, gdb, "Pod-A", noon)
+		for _, holder := range []string{"pod-a", "Pod-A ", " Pod-A", "Pód-A", "Po\u0301d-A", "Pod-A\t"} {
+			refused(t, gdb, holder, noon)
+			release(t, gdb, holder, noon)
+		}
+		for _, name := range []string{"Job", "job ", "jo", "jobs", "job%", "jöb", "job'", `job"`, "job\n", "job?", "$1"} {
+			if ok, err := lease.TryAcquire(t.Context(), gdb, name, "B", time.Minute, noon); !ok || err != nil {
+				t.Errorf("lease %q: %v, %v", name, ok, err)
+			}
+			if s := find(t, gdb, name); s.Name != name || s.Holder != "B" || s.Epoch != 1 {
+				t.Errorf("lease %q reads %v", name, s)
+			}
+		}
+		if s := find(t, gdb, "job"); s.Holder != "Pod-A" {
+			t.Errorf("the holder is %q", s.Holder)
+		}
+	})
+}
+
+// Clocks
+
+func TestASkewOfAQuarterNeverLetsTwoWorkAtOnce(t *testing.T) { // C01
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := fresh(t, db)
+		for _, skew := range []time.Duration{time.Minute / 4, -time.Minute / 4} {
+			exec(t, gdb, "DELETE FROM leases")
+			granted(t, gdb, "A", noon)
+			workEnds := noon.Add(time.Minute - time.Minute/3) // by A's clock
+			refused(t, gdb, "B", workEnds.Add(skew))
+			granted(t, gdb, "B", noon.Add(time.Minute))
+		}
+	})
+}
+
+func TestAClockThatWasTenYearsAheadIsPutRightByTheNextRenewal(t *testing.T) { // C02
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := fresh(t, db)
+		granted(t, gdb, "A", noon.AddDate(10, 0, 0))
+		refused(t, gdb, "B", noon)
+		granted(t, gdb, "A", noon)
+		if s := find(t, gdb, "job"); !s.ExpiresAt.Equal(noon.Add(time.Minute)) || s.Epoch != 1 {
+			t.Errorf("after the renewal it expires at %v, in term %d", s.ExpiresAt, s.Epoch)
+		}
+		refused(t, gdb, "B", noon.Add(time.Minute-time.Microsecond))
+		granted(t, gdb, "B", noon.Add(time.Minute))
+	})
+}
+
+func TestTheZoneOfATimeMeansNothing(t *testing.T) { // C05
+	zone := func(name string) *time.Location {
+		loc, err := time.LoadLocation(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return loc
+	}
+	kolkata, newYork := zone("Asia/Kolkata"), zone("America/New_York")
+	winter := time.Date(2024, 11, 3, 6, 0, 0, 0, time.UTC) // 02:00 in New York becomes 01:00
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := fresh(t, db)
+		for _, test := range []struct {
+			what          string
+			start, before time.Time
+			after         time.Time
+		}{
+			{
+				"12:00 +05:30 is 06:30 UTC", time.Date(2024, 3, 1, 12, 0, 0, 0, kolkata),
+				time.Date(2024, 3, 1, 6, 30, 59, 0, time.UTC), time.Date(2024, 3, 1, 6, 31, 0, 0, time.UTC),
+			},
+			{
+				"before the lease began, by a clock that is behind", time.Date(2024, 3, 1, 12, 0, 0, 0, kolkata),
+				time.Date(2024, 3, 1, 6, 29, 59, 0, time.UTC), time.Date(2024, 3, 1, 6, 31, 0, 0, time.UTC),
+			},
+			{
+				"zones swapped", time.Date(2024, 3, 1, 6, 30, 0, 0, time.UTC),
+				time.Date(2024, 3, 1, 12, 0, 59, 0, kolkata), time.Date(2024, 3, 1, 12, 1, 0, 0, kolkata),
+			},
+			{
+				"the clocks go back", winter.Add(-30 * time.Second).In(newYork),
+				winter.Add(29 * time.Second).In(newYork), winter.Add(30 * time.Second).In(newYork),
+			},
+		} {
+			t.Run(test.what, func(t *testing.T) {
+				exec(t, gdb, "DELETE FROM leases")
+				granted(t, gdb, "A", test.start)
+				refused(t, gdb, "B", test.before)
+				if s := find(t, gdb, "job"); !s.ExpiresAt.Equal(test.start.Add(time.Minute)) || s.ExpiresAt.Location() != time.UTC {
+					t.Errorf("it expires at %v", s.ExpiresAt)
+				}
+				granted(t, gdb, "B", test.after)
+			})
+		}
+	})
+}
+
+func TestTheTimeZoneOfASessionMeansNothing(t *testing.T) { // C09
+	db := dbtest.Postgres(t)
+	newYork := fresh(t, &dbtest.Database{Backend: db.Backend, DSN: db.DSNVia("", "timezone=America/New_York")})
+	tokyo := db.OpenDSN(t, db.DSNVia("", "timezone=Asia/Tokyo"))
+	granted(t, newYork, "A", databasesClock)
+	refused(t, tokyo, "B", databasesClock)
+	if a, b := find(t, newYork, "job").Record, find(t, tokyo, "job").Record; a != b {
+		t.Errorf("New York reads %v, and Tokyo %v", a, b)
+	}
+	exec(t, tokyo, "DELETE FROM leases")
+	granted(t, tokyo, "A", databasesClock)
+	refused(t, newYork, "B", databasesClock)
+}
+
+func TestWithoutATimeOfTheCallersTheDatabasesClockDecides(t *testing.T) {
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := fresh(t, db)
+		before := time.Now()
+		granted(t, gdb, "A", databasesClock)
+		s := find(t, gdb, "job")
+		// The server is on this machine; SQLite's clock counts milliseconds.
+		if early, late := before.Add(-time.Millisecond), time.Now().Add(time.Millisecond); s.RenewedAt.Before(early) || s.RenewedAt.After(late) {
+			t.Errorf("renewed at %v, which is not between %v and %v", s.RenewedAt, early, late)
+		}
+		if s.AcquiredAt != s.RenewedAt || s.ExpiresAt.Sub(s.RenewedAt) != time.Minute {
+			t.Errorf("acquired at %v, renewed at %v, expires at %v", s.AcquiredAt, s.RenewedAt, s.ExpiresAt)
+		}
+		exec(t, gdb, "UPDATE leases SET expires_at = renewed_at - 1")
+		granted(t, gdb, "B", databasesClock)
+	})
+}
+
+func TestInATransactionTheDatabasesClockRunsOn(t *testing.T) {
+	gdb := fresh(t, dbtest.Postgres(t))
+	tx := gdb.Begin()
+	defer tx.Rollback()
+	exec(t, tx, "SELECT now()")
+	granted(t, tx, "A", databasesClock)
+	if !ask[bool](t, tx, "SELECT renewed_at > (extract(epoch FROM now())*1000000)::bigint FROM leases") {
+		t.Error("the lease counts from the start of the transaction")
+	}
+}
+
+// Names and TTLs
+
+func TestNamesAndHoldersAreCheckedBeforeAnySQL(t *testing.T) { // C17
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		fresh(t, db)
+		gdb, spy := spied(t, db)
+		long := func(n int) string { return strings.Repeat("ü", n) }
+		for what, bad := range map[string]struct{ name, holder string }{
+			"no name":                       {"", "A"},
+			"a name of 101":                 {long(101), "A"},
+			"a name of 100 and two spaces":  {long(100) + "  ", "A"},
+			"a name with a NUL":             {"jo\x00b", "A"},
+			"a name that is not UTF-8":      {"jo\xffb", "A"},
+			"no holder":                     {"job", ""},
+			"a holder of 201":               {"job", long(201)},
+			"a holder of 200 and a space":   {"job", long(200) + " "},
+			"a holder with a NUL":           {"job", "\x00"},
+			"a holder that is cut in UTF-8": {"job", "ü"[:1]},
+		} {
+			ok, err := lease.TryAcquire(t.Context(), gdb, bad.name, bad.holder, time.Minute, noon)
+			if ok || !errors.Is(err, lease.ErrInvalid) {
+				t.Errorf("%s: TryAcquire is %v, %v", what, ok, err)
+			}
+			if err := lease.Release(t.Context(), gdb, bad.name, bad.holder, noon); !errors.Is(err, lease.ErrInvalid) {
+				t.Errorf("%s: Release is %v", what, err)
+			}
+			if bad.holder == "A" {
+				if _, err := lease.Find(t.Context(), gdb, bad.name); !errors.Is(err, lease.ErrInvalid) {
+					t.Errorf("%s: Find is %v", what, err)
+				}
+			}
+		}
+		if sent := spy.sent(); len(sent) > 0 {
+			t.Errorf("SQL was sent: %q", sent)
+		}
+		for _, ok := range []struct{ name, holder string }{{long(100), long(200)}, {strings.Repeat("🔒", 100), strings.Repeat("🔑", 200)}} {
+			if won, err := lease.TryAcquire(t.Context(), gdb, ok.name, ok.holder, time.Minute, noon); !won || err != nil {
+				t.Errorf("the longest name and holder: %v, %v", won, err)
+			}
+			if s := find(t, gdb, ok.name); s.Name != ok.name || s.Holder != ok.holder {
+				t.Errorf("they read %v", s)
+			}
+		}
+	})
+}
+
+func TestATTLMustBePositive(t *testing.T) { // C10
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := fresh(t, db)
+		for _, ttl := range []time.Duration{0, -1, -time.Minute, math.MinInt64} {
+			ok, err := lease.TryAcquire(t.Context(), gdb, "job", "A", ttl, noon)
+			if ok || !errors.Is(err, lease.ErrInvalid) {
+				t.Errorf("ttl %v: %v, %v", ttl, ok, err)
+			}
+		}
+		if n := ask[int](t, gdb, "SELECT count(*) FROM leases"); n != 0 {
+			t.Errorf("there are %d rows", n)
+		}
+	})
+}
+
+func TestATinyTTLIsGrantedAndSoonOver(t *testing.T) { // C10
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := fresh(t, db)
+		now := noon
+		for i, ttl := range []time.Duration{1, 2, 999, time.Microsecond} {
+			if ok, err := lease.TryAcquire(t.Context(), gdb, "job", fmt.Sprint(i), ttl, now); !ok || err != nil {
+				t.Fatalf("ttl %v: %v, %v", ttl, ok, err)
+			}
+			now = now.Add(time.Microsecond)
+		}
+	})
+}
+
+func TestAHugeTTLDoesNotWrapAround(t *testing.T) { // C10
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := fresh(t, db)
+		for _, now := range []time.Time{databasesClock, noon, time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC)} {
+			exec(t, gdb, "DELETE FROM leases")
+			for range 2 { // acquire, then renew
+				if ok, err := lease.TryAcquire(t.Context(), gdb, "job", "A", math.MaxInt64, now); !ok || err != nil {
+					t.Fatalf("%v, %v", ok, err)
+				}
+			}
+			refused(t, gdb, "B", now)
+			if !now.IsZero() && now.Year() < 9000 {
+				refused(t, gdb, "B", now.AddDate(290, 0, 0))
+				granted(t, gdb, "B", now.AddDate(293, 0, 0))
+			}
+		}
+	})
+}
+
+func TestATimeThatMicrosecondsDoNotHoldIsInvalid(t *testing.T) {
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := fresh(t, db)
+		for _, now := range []time.Time{time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(-1, 1, 1, 0, 0, 0, 0, time.UTC), time.Unix(math.MaxInt64/4, 0)} {
+			_, err := lease.TryAcquire(t.Context(), gdb, "job", "A", time.Minute, now)
+			mustBe(t, err, lease.ErrInvalid)
+			mustBe(t, lease.Release(t.Context(), gdb, "job", "A", now), lease.ErrInvalid)
+		}
+	})
+}
+
+func TestAClockMayStartAtTheUnixEpoch(t *testing.T) {
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := fresh(t, db)
+		start := time.Unix(0, 0)
+		granted(t, gdb, "A", start)
+		refused(t, gdb, "B", start)
+		granted(t, gdb, "A", start)
+		refused(t, gdb, "B", start.Add(time.Minute-time.Microsecond))
+		granted(t, gdb, "B", start.Add(time.Minute))
+	})
+}
+
+// Contention
+
+func TestOneOfTwelveContendersWinsAnExpiredLease(t *testing.T) { // C18, C19
+	everyIsolation(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := keepConnections(t, fresh(t, db))
+		for round := range 60 {
+			now := noon.Add(time.Duration(round) * time.Hour)
+			winners := race(t, 12, func(i int) (bool, error) {
+				return lease.TryAcquire(t.Context(), gdb, "job", fmt.Sprint(i), time.Minute, now)
+			})
+			s := find(t, gdb, "job")
+			if len(winners) != 1 || s.Holder != fmt.Sprint(winners[0]) || s.Epoch != int64(round+1) {
+				t.Fatalf("round %d: %v won; the row says %q, term %d", round, winners, s.Holder, s.Epoch)
+			}
+		}
+	})
+}
+
+func TestOneOfTwelveContendersWinsALeaseThatHasNoRowYet(t *testing.T) { // C20
+	everyIsolation(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := keepConnections(t, fresh(t, db))
+		for round := range 15 {
+			// Neighbours in the index, whose inserts a database may lock together.
+			names := []string{fmt.Sprintf("job-%02d", round), fmt.Sprintf("job-%02d0", round), fmt.Sprintf("job-%02da", round)}
+			winners := race(t, 12*len(names), func(i int) (bool, error) {
+				return lease.TryAcquire(t.Context(), gdb, names[i%len(names)], fmt.Sprint(i), time.Minute, noon)
+			})
+			won := make([]int, len(names))
+			for _, w := range winners {
+				won[w%len(names)]++
+			}
+			if slices.ContainsFunc(won, func(n int) bool { return n != 1 }) {
+				t.Fatalf("round %d: winners by lease: %v", round, won)
+			}
+		}
+	})
+}
+
+func TestALeadersRenewalIsNotLostToContenders(t *testing.T) { // C19
+	everyIsolation(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := keepConnections(t, fresh(t, db))
+		granted(t, gdb, "A", noon)
+		winners := race(t, 8, func(i int) (bool, error) {
+			all := true
+			for range 20 {
+				holder := "A"
+				if i > 0 {
+					holder = fmt.Sprint(i)
+				}
+				ok, err := lease.TryAcquire(t.Context(), gdb, "job", holder, time.Minute, noon)
+				if err != nil {
+					return false, err
+				}
+				all = all && ok
+			}
+			return all, nil
+		})
+		if !slices.Equal(winners, []int{0}) {
+			t.Errorf("%v were always granted it, not the leader alone", winners)
+		}
+	})
+}
+
+func TestAHolderThatAsksTwiceAtOnceIsToldTrueTwice(t *testing.T) {
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := fresh(t, db)
+		granted(t, gdb, "A", noon)
+		slow, spy := spied(t, db)
+		var once sync.Once
+		spy.fail = func(query string) error {
+			if strings.HasPrefix(query, "UPDATE") { // slow has looked, and is about to take what the other takes now
+				once.Do(func() { granted(t, gdb, "A", noon.Add(time.Hour)) })
+			}
+			return nil
+		}
+		granted(t, slow, "A", noon.Add(time.Hour))
+		if s := find(t, gdb, "job"); s.Epoch != 2 {
+			t.Errorf("the two began term %d", s.Epoch)
+		}
+	})
+}
+
+func TestTwoHandlesOnOneSQLiteFileHaveOneWinner(t *testing.T) { // C21
+	for _, params := range []string{
+		"?_journal_mode=WAL&_busy_timeout=5000", "?_journal_mode=WAL&_busy_timeout=0", "?_busy_timeout=5000", "?_busy_timeout=0",
+	} {
+		t.Run(params, func(t *testing.T) {
+			file, _, _ := strings.Cut(dbtest.SQLite(t).DSN, "?")
+			db := &dbtest.Database{Backend: dbtest.BackendSQLite, DSN: file + params}
+			handles := []*gorm.DB{fresh(t, db), fresh(t, db)}
+			for round := range 10 {
+				now := noon.Add(time.Duration(round) * time.Hour)
+				winners := race(t, 16, func(i int) (bool, error) {
+					return lease.TryAcquire(t.Context(), handles[i%2], "job", fmt.Sprint(i), time.Minute, now)
+				})
+				if len(winners) != 1 {
+					t.Fatalf("round %d: %v won", round, winners)
+				}
+			}
+		})
+	}
+}
+
+func TestALockedDatabaseIsWaitedForUntilTheCallersContextEnds(t *testing.T) { // C21
+	file, _, _ := strings.Cut(dbtest.SQLite(t).DSN, "?")
+	db := &dbtest.Database{Backend: dbtest.BackendSQLite, DSN: file + "?_journal_mode=WAL&_busy_timeout=0"}
+	gdb := fresh(t, db)
+	other := db.Open(t).Begin()
+	defer other.Rollback()
+	exec(t, other, "DELETE FROM leases")
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	ok, err := lease.TryAcquire(ctx, gdb, "job", "A", time.Minute, noon)
+	if ok {
+		t.Error("it was granted")
+	}
+	mustBe(t, err, context.DeadlineExceeded)
+	if err := other.Rollback().Error; err != nil {
+		t.Fatal(err)
+	}
+	granted(t, gdb, "A", noon)
+}
+
+// Releasing
+
+func TestReleaseFreesTheLeaseAtOnceAndKeepsTheRow(t *testing.T) {
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := fresh(t, db)
+		for _, now := range []time.Time{databasesClock, noon} {
+			exec(t, gdb, "DELETE FROM leases")
+			granted(t, gdb, "A", now)
+			release(t, gdb, "A", now)
+			if s := find(t, gdb, "job"); s.Held || s.Holder != "" || s.Epoch != 1 || s.Remaining != 0 {
+				t.Errorf("after the release the lease reads %+v", s)
+			}
+			granted(t, gdb, "B", now)
+		}
+	})
+}
+
+func TestReleaseTouchesNothingThatTheCallerDoesNotHold(t *testing.T) { // C54
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := fresh(t, db)
+		release(t, gdb, "A", noon)
+		if n := ask[int](t, gdb, "SELECT count(*) FROM leases"); n != 0 {
+			t.Errorf("releasing a lease that nobody ever held made %d rows", n)
+		}
+		untouchedBy := func(what, holder string, now time.Time) {
+			t.Helper()
+			before := row(t, gdb)
+			release(t, gdb, holder, now)
+			if after := row(t, gdb); after != before {
+				t.Errorf("%s changed the row from %s to %s", what, before, after)
+			}
+		}
+		granted(t, gdb, "A", noon)
+		untouchedBy("a release by another", "B", noon)
+		untouchedBy("a release after the expiry", "A", noon.Add(time.Minute))
+		granted(t, gdb, "B", noon.Add(time.Minute))
+		untouchedBy("a late release", "A", noon.Add(time.Minute))
+		release(t, gdb, "B", noon.Add(time.Minute))
+		untouchedBy("a second release", "B", noon.Add(time.Minute))
+	})
+}
+
+// Epochs
+
+func TestTheEpochGrowsByOneWithEveryTermAndNeverGoesBack(t *testing.T) { // C49, C50
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := fresh(t, db)
+		now := noon
+		epochIs := func(want int64, what string) {
+			t.Helper()
+			if s := find(t, gdb, "job"); s.Epoch != want {
+				t.Errorf("%s, the epoch is %d, not %d", what, s.Epoch, want)
+			}
+		}
+		granted(t, gdb, "A", now)
+		epochIs(1, "at first")
+		granted(t, gdb, "A", now)
+		epochIs(1, "after a renewal")
+		now = now.Add(time.Minute)
+		epochIs(1, "after the expiry")
+		granted(t, gdb, "A", now)
+		epochIs(2, "when the same holder takes its expired lease again")
+		release(t, gdb, "A", now)
+		epochIs(2, "after a release")
+		granted(t, gdb, "A", now)
+		epochIs(3, "when the same holder takes the lease that it released")
+		release(t, gdb, "A", now)
+		granted(t, gdb, "B", now)
+		epochIs(4, "when another takes a released lease")
+		granted(t, gdb, "A", now.Add(time.Hour))
+		epochIs(5, "when another takes an expired lease")
+		refused(t, gdb, "B", now.Add(time.Hour))
+		epochIs(5, "after a refusal")
+	})
+}
+
+func TestADeletedRowIsALeaseThatWasNeverHeld(t *testing.T) { // C56
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := fresh(t, db)
+		granted(t, gdb, "A", noon)
+		exec(t, gdb, "DELETE FROM leases")
+		_, err := lease.Find(t.Context(), gdb, "job")
+		mustBe(t, err, gorm.ErrRecordNotFound)
+		release(t, gdb, "A", noon)
+		granted(t, gdb, "B", noon)
+		refused(t, gdb, "A", noon)
+	})
+}
+
+// Reading
+
+func TestFindOfALeaseThatNobodyEverHeldIsRecordNotFound(t *testing.T) {
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := fresh(t, db)
+		s, err := lease.Find(t.Context(), gdb, "job")
+		mustBe(t, err, gorm.ErrRecordNotFound)
+		if s != (lease.Status{}) {
+			t.Errorf("the status is %v", s)
+		}
+	})
+}
+
+func TestAStatusIsWhatTheDatabasesClockSees(t *testing.T) {
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := fresh(t, db)
+		granted(t, gdb, "A", databasesClock)
+		if s := find(t, gdb, "job"); !s.Held || s.Holder != "A" || s.Remaining <= 0 || s.Remaining > time.Minute {
+			t.Errorf("a live lease reads %+v", s)
+		}
+		exec(t, gdb, "UPDATE leases SET expires_at = renewed_at - 1")
+		if s := find(t, gdb, "job"); s.Held || s.Holder != "A" || s.Remaining != 0 {
+			t.Errorf("an expired lease reads %+v", s)
+		}
+		granted(t, gdb, "B", databasesClock)
+		release(t, gdb, "B", databasesClock)
+		if s := find(t, gdb, "job"); s.Held || s.Holder != "" || s.Remaining != 0 {
+			t.Errorf("a released lease reads %+v", s)
+		}
+	})
+}
+
+func TestListIsEveryLeaseByName(t *testing.T) {
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := fresh(t, db)
+		if all, err := lease.List(t.Context(), gdb); err != nil || len(all) != 0 {
+			t.Errorf("without leases, List is %v, %v", all, err)
+		}
+		for i, name := range []string{"b", "c", "a"} {
+			ttl := time.Duration(i+1) * time.Hour
+			if ok, err := lease.TryAcquire(t.Context(), gdb, name, "holder of "+name, ttl, databasesClock); !ok || err != nil {
+				t.Fatal(ok, err)
+			}
+		}
+		if err := lease.Release(t.Context(), gdb, "b", "holder of b", databasesClock); err != nil {
+			t.Fatal(err)
+		}
+		all, err := lease.List(t.Context(), gdb)
+		if err != nil || len(all) != 3 {
+			t.Fatalf("List is %v, %v", all, err)
+		}
+		for i, name := range []string{"a", "b", "c"} {
+			if all[i].Record != find(t, gdb, name).Record || all[i].Held != (name != "b") || (all[i].Remaining > 0) != (name != "b") {
+				t.Errorf("number %d is %+v", i, all[i])
+			}
+		}
+	})
+}
+
+func TestAnInstanceIDIsAHolderThatNobodyElseHas(t *testing.T) {
+	gdb := fresh(t, dbtest.SQLite(t))
+	seen := map[string]bool{}
+	for range 1000 {
+		seen[lease.InstanceID()] = true
+	}
+	if len(seen) != 1000 {
+		t.Errorf("of 1000, %d are different", len(seen))
+	}
+	granted(t, gdb, lease.InstanceID(), noon)
+	refused(t, gdb, lease.InstanceID(), noon)
+}
+
+// In the caller's transaction
+
+func TestALeaseTakenInATransactionIsFreeAfterItsRollBack(t *testing.T) { // C25
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := fresh(t, db)
+		tx := gdb.Begin()
+		granted(t, tx, "A", noon)
+		granted(t, tx, "A", noon)
+		refused(t, tx, "B", noon)
+		if err := tx.Rollback().Error; err != nil {
+			t.Fatal(err)
+		}
+		granted(t, gdb, "B", noon)
+	})
+}
+
+func TestALeaseTakenInATransactionIsHeldAfterItsCommit(t *testing.T) {
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := fresh(t, db)
+		err := gdb.Transaction(func(tx *gorm.DB) error {
+			granted(t, tx, "A", noon)
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		refused(t, gdb, "B", noon)
+		err = gdb.Transaction(func(tx *gorm.DB) error {
+			release(t, tx, "A", noon)
+			return errors.New("roll back")
+		})
+		if err == nil {
+			t.Fatal("the transaction was committed")
+		}
+		refused(t, gdb, "B", noon)
+	})
+}
+
+func TestARefusalInATransactionLeavesItUsable(t *testing.T) { // C25
+	everyIsolation(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := fresh(t, db)
+		exec(t, gdb, "CREATE TABLE notes (text varchar(10))")
+		granted(t, gdb, "A", noon)
+		err := gdb.Transaction(func(tx *gorm.DB) error {
+			refused(t, tx, "B", noon)
+			return tx.Exec("INSERT INTO notes VALUES ('after')").Error
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := ask[int](t, gdb, "SELECT count(*) FROM notes"); n != 1 {
+			t.Errorf("%d notes were committed", n)
+		}
+	})
+}
+
+// Errors
+
+func TestAnErrorSaysWhatFailedAndOnWhat(t *testing.T) {
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := db.Open(t) // without a schema
+		_, acquireErr := lease.TryAcquire(t.Context(), gdb, "job", "A", time.Minute, noon)
+		_, findErr := lease.Find(t.Context(), gdb, "job")
+		_, listErr := lease.List(t.Context(), gdb)
+		for start, err := range map[string]error{
+			`lease: acquire "job": `: acquireErr,
+			`lease: release "job": `: lease.Release(t.Context(), gdb, "job", "A", noon),
+			`lease: find "job": `:    findErr,
+			`lease: list: `:          listErr,
+		} {
+			if err == nil || !strings.HasPrefix(err.Error(), start) || !strings.Contains(err.Error(), "EnsureSchema") {
+				t.Errorf("%q says: %v", start, err)
+			}
+			if errors.Is(err, lease.ErrInvalid) || errors.Is(err, gorm.ErrRecordNotFound) {
+				t.Errorf("a missing table is taken for something else: %v", err)
+			}
+		}
+	})
+}
+
+func TestACancelledContextIsAnErrorAndNotARefusal(t *testing.T) {
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := fresh(t, db)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		ok, err := lease.TryAcquire(ctx, gdb, "job", "A", time.Minute, noon)
+		if ok {
+			t.Error("it was granted")
+		}
+		mustBe(t, err, context.Canceled)
+		mustBe(t, lease.Release(ctx, gdb, "job", "A", noon), context.Canceled)
+	})
+}
+
+func TestNoErrorTellsAPassword(t *testing.T) {
+	const password = "pa55-w0rd"
+	db := dbtest.Postgres(t)
+	for what, dsn := range map[string]string{
+		"nobody listens":   "host=127.0.0.1 port=1 user=app password=" + password + " dbname=app sslmode=disable",
+		"a URL":            "postgres://app:" + password + "@127.0.0.1:1/app?sslmode=disable",
+		"an unknown role":  db.DSNVia("", "user=nobody_at_all", "password="+password),
+		"no such database": db.DSNVia("", "dbname=nothing_at_all", "password="+password),
+	} {
+		t.Run(what, func(t *testing.T) {
+			gdb := (&dbtest.Database{Backend: dbtest.BackendPostgres, DSN: dsn}).Open(t, &gorm.Config{DisableAutomaticPing: true})
+			_, acquireErr := lease.TryAcquire(t.Context(), gdb, "job", "A", time.Minute, noon)
+			_, findErr := lease.Find(t.Context(), gdb, "job")
+			term := lease.WithTerm(t.Context(), lease.Term{Name: "job", Holder: "A", Epoch: 1})
+			for _, err := range []error{
+				acquireErr, findErr, lease.EnsureSchema(gdb), lease.Release(t.Context(), gdb, "job", "A", noon),
+				lease.Transaction(term, gdb, func(*gorm.DB) error { return nil }),
+			} {
+				if err == nil {
+					t.Error("it worked")
+				} else if strings.Contains(err.Error(), password) {
+					t.Errorf("the password is in: %v", err)
+				}
+			}
+		})
+	}
+}

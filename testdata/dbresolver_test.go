@@ -1,0 +1,64 @@
+package lease_test
+
+import (
+	"database/sql"
+	"testing"
+
+	"gorm.io/driver/postgres"
+	"gorm.io/driver/sqlite"
+	"gorm.io/gorm"
+	"gorm.io/plugin/dbresolver"
+
+	"github.com/sqllease/lease"
+	"github.com/sqllease/lease/internal/dbtest"
+)
+
+func TestWhatDecidesIsReadFromThePrimary(t *testing.T) {
+	for backend, open := range map[string]func(testing.TB) *dbtest.Database{"sqlite": dbtest.SQLite, "postgres": dbtest.Postgres} {
+		for what, config := range map[string]*gorm.Config{"plain": {}, "PrepareStmt": {PrepareStmt: true}} {
+			t.Run(backend+" "+what, func(t *testing.T) {
+				primary, replica := open(t), open(t)
+				dialector := sqlite.Open(replica.DSN)
+				if backend == dbtest.BackendPostgres {
+					dialector = postgres.Open(replica.DSN)
+				}
+				gdb := primary.Open(t, config)
+				resolver := dbresolver.Register(dbresolver.Config{Replicas: []gorm.Dialector{dialector}})
+				if err := gdb.Use(resolver); err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() {
+					if err := resolver.Call(func(pool gorm.ConnPool) error { return pool.(*sql.DB).Close() }); err != nil {
+						t.Error(err)
+					}
+				})
+				ensure(t, gdb)
+				ensure(t, gdb)
+				for _, handle := range []*gorm.DB{
+					gdb, lease.Tables(gdb, "app_"), gdb.Clauses(dbresolver.Read), gdb.Clauses(dbresolver.Write), gdb.Where("1 = 0"),
+				} {
+					ensure(t, handle)
+					works(t, handle)
+					exec(t, gdb, "DELETE FROM leases")
+				}
+				ctx := lease.WithTerm(t.Context(), hold(t, gdb, "A"))
+				if err := lease.Transaction(ctx, gdb, func(tx *gorm.DB) error { return lease.Fence(tx) }); err != nil {
+					t.Error(err)
+				}
+				err := gdb.Transaction(func(tx *gorm.DB) error {
+					refused(t, tx, "B", databasesClock)
+					return nil
+				})
+				if err != nil {
+					t.Error(err)
+				}
+				if names := tables(t, replica.Open(t)); len(names) != 0 {
+					t.Errorf("the replica has %q", names)
+				}
+				if err := gdb.Raw("SELECT * FROM leases").Scan(&[]map[string]any{}).Error; err == nil {
+					t.Error("the plugin does not send reads to the replica, so this test checks nothing")
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,7 @@
+CREATE TABLE leases (
+	name varchar(100) NOT NULL PRIMARY KEY,
+	holder varchar(200) NOT NULL,
+	expires_at bigint NOT NULL
+);
+INSERT INTO leases (name, holder, expires_at) VALUES ('job', 'A', 4102444800000000);
+INSERT INTO leases (name, holder, expires_at) VALUES ('expired', 'A', 1);
