@@ -33,6 +33,7 @@ require (
 	golang.org/x/text v0.43.0 // indirect
 	golang.org/x/tools v0.51.0 // indirect
 	google.golang.org/protobuf v1.36.12 // indirect
+	gorm.io/plugin/dbresolver v1.6.2 // indirect
 	honnef.co/go/tools v0.8.2 // indirect
 )
 

@@ -1,0 +1,83 @@
+package lease
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/sqllease/lease/internal/dbtest"
+)
+
+// BenchmarkRenewal compares a renewal with the same UPDATE sent through database/sql: in bursts that take turns, since machines are noisy.
+// The metric to look at is the ratio of the medians.
+func BenchmarkRenewal(b *testing.B) {
+	for name, database := range map[string]*dbtest.Database{"sqlite": dbtest.SQLite(b), "postgres": dbtest.Postgres(b)} {
+		b.Run(name, func(b *testing.B) {
+			db := database.Open(b)
+			if err := EnsureSchema(db); err != nil {
+				b.Fatal(err)
+			}
+			ctx := b.Context()
+			if ok, err := TryAcquire(ctx, db, "job", "A", time.Hour, time.Time{}); !ok || err != nil {
+				b.Fatal(ok, err)
+			}
+			h, err := open(db)
+			if err != nil {
+				b.Fatal(err)
+			}
+			pool, err := db.DB()
+			if err != nil {
+				b.Fatal(err)
+			}
+			store := newRow(h, "job", "A", time.Hour, nil)
+			term := Term{Name: "job", Holder: "A", Epoch: 1}
+			ways := []func(context.Context) error{
+				func(ctx context.Context) error {
+					ok, err := store.renew(ctx, term)
+					if err == nil && !ok {
+						err = ErrLost
+					}
+					return err
+				},
+				func(ctx context.Context) error {
+					result, err := pool.ExecContext(ctx, h.statements.renew,
+						time.Hour.Microseconds(), nil, "job", "A", int64(1), (time.Hour / 3).Microseconds(), int64(1<<63-1))
+					if err != nil {
+						return err
+					}
+					n, err := result.RowsAffected()
+					if err == nil && n != 1 {
+						err = fmt.Errorf("%d rows", n)
+					}
+					return err
+				},
+			}
+			const burst = 20
+			times := make([][]time.Duration, len(ways))
+			for b.Loop() {
+				for i, way := range ways {
+					for range burst {
+						begin := time.Now()
+						ctx, cancel := context.WithTimeout(ctx, time.Minute)
+						if err := way(ctx); err != nil {
+							b.Fatal(err)
+						}
+						cancel()
+						times[i] = append(times[i], time.Since(begin))
+					}
+				}
+			}
+			ours, raw := median(times[0]), median(times[1])
+			b.ReportMetric(float64(ours.Nanoseconds()), "ns/renewal")
+			b.ReportMetric(float64(raw.Nanoseconds()), "ns/raw")
+			b.ReportMetric(float64(ours)/float64(raw), "ratio")
+		})
+	}
+}
+
+func median(d []time.Duration) time.Duration {
+	slices.Sort(d)
+	return d[len(d)/2]
+}

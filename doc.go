@@ -1,0 +1,84 @@
+// Package lease lets services whose replicas share nothing but a SQL database run, in exactly one of them at a time, the work that must
+// run in exactly one: through rolling updates, crashes, partitions and pauses.
+//
+// A lease is a row with a name, a holder, an epoch and an expiry. An [Elector] runs a function in whichever replica holds it:
+//
+//	elector := &lease.Elector{DB: db, Name: "reconciler", TTL: 15 * time.Second}
+//	err := elector.Run(ctx, func(ctx context.Context) {
+//		// Only one replica is here. ctx ends when that can no longer be trusted.
+//	})
+//
+// [EnsureSchema] makes the table. [TryAcquire] and [Release] are the same leases by hand.
+//
+// # What is guaranteed
+//
+// In the order in which it matters:
+//
+//  1. At most one term is in force. A lease is granted only when it is free, released or expired, by one guarded statement whose outcome
+//     the database decides.
+//  2. Work stops before anyone else can start. A leader's right to work ends two thirds of the TTL after the sending of its last good
+//     acquisition or renewal, by its own clocks. From that instant [Elector.IsLeader] is false and the work's context is cancelled, whether
+//     or not a database call is hanging. The row stays held for another third: the margin for clocks that drift and work that winds down.
+//  3. A stale writer cannot commit. [Transaction] and [Fence] decide in the database, in the same transaction as the write.
+//  4. The epoch never goes back: not on release, not when the same holder comes again, not on expiry.
+//  5. A lease always comes free. A process that dies, hangs or is cut off holds it for at most one TTL after its last statement
+//     landed; for two, if it froze inside a fenced transaction.
+//
+// # What is not
+//
+// Work that ignores its context may overlap with the next leader's. So may work in a machine that was paused as a whole, which can stop both
+// of its clocks. Fence what it writes.
+//
+// Rows deleted by hand, asynchronous replication and fsync = off can void the first and the fourth guarantee; and the third, where two
+// processes share a holder.
+//
+// A step of the database's clock by a third of the TTL or more may cost a leader its term. It never makes two among electors that were
+// watching; but a process that starts right after a step forward can take a lease that is still live.
+//
+// While someone else keeps the row locked, or SQLite's file, nobody can take the lease. Work that winds down keeps the lease for as long as
+// that takes; a service that must end in time ends itself:
+//
+//	stop := context.AfterFunc(ctx, func() { time.AfterFunc(30*time.Second, func() { os.Exit(1) }) })
+//	defer stop()
+//
+// # Fencing
+//
+// Between the last look at a clock and a write there is always time for a pause. Only the database can tell then, so let it:
+//
+//	err := lease.Transaction(ctx, db, func(tx *gorm.DB) error {
+//		return tx.Create(&result).Error // committed in this term, or not at all
+//	})
+//
+// The term comes with the work's context, through tx.WithContext, Begin, Transaction and Session. A handle kept from start-up does not
+// carry it, nor does the style of gorm.G[T] unless it is given tx. Take the fence first, and keep the transaction short: on SQLite it
+// holds up renewals, as any write does. A roll-back to a savepoint from before the fence undoes it. Effects outside the database can be
+// fenced by whoever receives them, if they carry [Term].Epoch along and the receiver refuses a lower one than it has seen.
+//
+// # How a term goes
+//
+// A standby polls at most every third of a TTL, with one SELECT that writes and locks nothing, and once more when the lease should have
+// expired. A takeover is one guarded UPDATE right after a poll. A leader renews every third of a TTL, with one UPDATE; an attempt that fails,
+// or is not answered within a twelfth, is joined by another on another connection, so that a few dead connections or a short
+// restart go unnoticed. A deadline that no statement can hold up cancels the work at two thirds.
+//
+// When Run's context ends, or on [Elector.Resign], the work's context is cancelled, the lease is renewed until the work has returned, and
+// only then released.
+//
+// # Whose clock
+//
+// The database's. With a zero now, or a nil [Elector].Now, every expiry is computed and compared inside the statement, so the replicas'
+// clocks need not agree. A caller that passes its own time gets exactly that; then everyone on that lease must, from clocks that agree
+// within a third of the TTL.
+//
+// A standby holds the database's clock against its own monotonic one. If that clock ran ahead, an expiry is not believed: the lease is taken
+// only after a whole TTL on the standby's own clock. A row that stood unchanged for its whole TTL on the standby's own clock may be
+// taken, even if the database's clock, set back, says that it is live. A leader's term is over when either its monotonic or its wall clock
+// says so, since the first stands still while a machine is suspended.
+//
+// # The handle
+//
+// Of the *gorm.DB that it is given the package uses the primary's connection pool and the dialect, and nothing else: no conditions, hooks, logger,
+// default transaction or cached statements. [Tables] names other tables.
+//
+// An election needs one free connection now and then; give the pool more than the work itself can exhaust.
+package lease
