@@ -379,7 +379,8 @@ func (r *run) attend(ctx context.Context, t *tenure, finished <-chan ending) end
 	defer due.Stop()
 	remind := time.NewTimer(r.ttl)
 	defer remind.Stop()
-	cancelled, over, draining := t.ctx.Done(), t.over, false
+	cancelled, over := t.ctx.Done(), t.over
+	draining, overran := false, false
 	lost := func() {
 		reason, _ := t.lost()
 		r.tally.lose(reason)
@@ -400,21 +401,27 @@ func (r *run) attend(ctx context.Context, t *tenure, finished <-chan ending) end
 		case a := <-answers:
 			due.Reset(r.judge(t, a))
 		case <-cancelled:
-			cancelled, draining = nil, true
-			remind.Reset(r.ttl)
+			cancelled = nil
+			if over != nil {
+				draining = true
+				remind.Reset(r.ttl)
+			}
 		case <-over:
-			over = nil
+			over, draining = nil, false
 			lost()
 			remind.Reset(r.ttl / 3) // when the row may have expired
 		case <-remind.C:
-			switch {
-			case over == nil:
-				r.tally.overrun()
-				r.log.Warn("lease: work goes on although its lease was lost", "epoch", t.term.Epoch)
-			case draining:
+			remind.Reset(r.ttl)
+			if draining {
 				r.log.Warn("lease: work winds down, and keeps the lease", "epoch", t.term.Epoch, "cause", context.Cause(t.ctx))
 			}
-			remind.Reset(r.ttl)
+			if over == nil {
+				r.log.Warn("lease: work goes on although its lease was lost", "epoch", t.term.Epoch)
+				if !overran {
+					r.tally.overrun()
+				}
+				overran = true
+			}
 		}
 	}
 }

@@ -115,7 +115,7 @@ func TestWorkEndsTwoThirdsOfATTLAfterTheLastGoodRenewalWasSent(t *testing.T) { /
 				}
 				<-time.After(tick)
 				if a.IsLeader() {
-					t.Error("it still leads at its deadline")
+					t.Errorf("it still leads at its deadline, %v after the last good renewal; the row is %+v\n%s", time.Since(last), c.table.read(), a.log)
 				}
 				synctest.Wait()
 				ended, cause := a.lastEnd(t)

@@ -184,11 +184,29 @@ func (s *fakeStore) release(ctx context.Context, t Term) error {
 	})
 }
 
+// A logBuffer keeps log lines that several goroutines write and read.
+type logBuffer struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (b *logBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *logBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
+}
+
 // A replica is one process that campaigns for the lease.
 type replica struct {
 	*Elector
 	store    *fakeStore
-	log      *bytes.Buffer
+	log      *logBuffer
 	stop     context.CancelCauseFunc
 	done     chan struct{} // Run has returned
 	panicked any
@@ -270,7 +288,7 @@ func inBubble(t *testing.T, test func(t *testing.T, c *cluster)) {
 func (c *cluster) add(holder string) *replica {
 	p := &replica{
 		store: &fakeStore{table: c.table, holder: holder, ttl: c.ttl},
-		log:   &bytes.Buffer{},
+		log:   &logBuffer{},
 		done:  make(chan struct{}),
 	}
 	logger := slog.New(slog.NewTextHandler(p.log, nil))

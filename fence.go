@@ -12,8 +12,8 @@ import (
 
 // A Term is one unbroken time in which a holder holds a lease. No other term of that lease, before or after, has its epoch.
 //
-// An [Elector] puts its term into its work's context. A term made by hand, from what [Find] said, fences the default tables of the
-// database by the database's clock.
+// An [Elector] puts its term into its work's context. A term made by hand, from what [Find] said, is one of the tables of the handle that it
+// fences, by the database's clock.
 type Term struct {
 	Name   string
 	Holder string

@@ -151,7 +151,7 @@ func (h *handle) attempt(ctx context.Context, statement func(context.Context) er
 		case err == nil:
 			return nil
 		case h.dialect.noTable(err):
-			return fmt.Errorf("no table %s, which EnsureSchema creates: %w", h.statements.table, err)
+			return fmt.Errorf("the table %s is missing, or of an older version; EnsureSchema mends that: %w", h.statements.table, err)
 		case h.inTx:
 			return err
 		case h.dialect.readOnly(err):
@@ -200,6 +200,6 @@ func states(codes ...string) func(error) bool {
 // says matches errors by their text, for drivers whose errors share no interface.
 func says(texts ...string) func(error) bool {
 	return func(err error) bool {
-		return slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(err.Error(), text) })
+		return err != nil && slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(err.Error(), text) })
 	}
 }

@@ -61,7 +61,7 @@ func TryAcquire(ctx context.Context, db *gorm.DB, name, holder string, ttl time.
 
 // acquire looks at the row and sends the one statement that fits it; that statement's own guard decides.
 func (h *handle) acquire(ctx context.Context, name, holder string, ttl time.Duration, now time.Time) (bool, error) {
-	for range 3 { // a renewal that came just too late finds the row changed, and looks again
+	for range 3 { // a statement whose guard failed found the row changed: look again
 		row, err := h.poll(ctx, name, now)
 		switch {
 		case err != nil:
@@ -79,7 +79,9 @@ func (h *handle) acquire(ctx context.Context, name, holder string, ttl time.Dura
 			}
 			fallthrough
 		default:
-			return h.take(ctx, name, holder, ttl, now, row, ifExpired)
+			if taken, err := h.take(ctx, name, holder, ttl, now, row, ifExpired); taken || err != nil {
+				return taken, err
+			}
 		}
 	}
 	return false, nil
@@ -117,7 +119,7 @@ func Find(ctx context.Context, db *gorm.DB, name string) (Status, error) {
 		return Status{}, wrap(op, err)
 	}
 	row, err := h.poll(ctx, name, time.Time{})
-	if err == nil && (!row.exists || row.Epoch == 0) {
+	if err == nil && !row.everHeld() {
 		err = gorm.ErrRecordNotFound
 	}
 	if err != nil {

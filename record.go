@@ -57,6 +57,9 @@ type sighting struct {
 // live reports whether somebody holds the lease.
 func (s sighting) live() bool { return s.exists && s.Holder != "" && s.ExpiresAt.After(s.now) }
 
+// everHeld reports whether there was a term; a table of an older version kept no epochs.
+func (s sighting) everHeld() bool { return s.exists && (s.Epoch > 0 || s.Holder != "") }
+
 // ttl is how long the row's last renewal was for.
 func (s sighting) ttl() time.Duration { return s.ExpiresAt.Sub(s.RenewedAt) }
 
@@ -93,7 +96,7 @@ const (
 FROM (SELECT {now} AS now) AS c LEFT JOIN {table} AS l ON l.name = ?`
 
 	listSQL = `SELECT c.now, l.name, l.holder, l.epoch, l.expires_at, l.acquired_at, l.renewed_at
-FROM (SELECT {now} AS now) AS c INNER JOIN {table} AS l ON l.epoch > 0 ORDER BY l.name`
+FROM (SELECT {now} AS now) AS c INNER JOIN {table} AS l ON l.epoch > 0 OR l.holder <> '' ORDER BY l.name`
 
 	// A take locks the row first, where the database has row locks: it then waits for the transactions that fenced themselves with the
 	// current term. The clock is read after that wait, in the select around it, so that the new term is whole. The guard is checked

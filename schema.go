@@ -2,10 +2,11 @@ package lease
 
 import (
 	"context"
+	"crypto/rand"
 	"database/sql"
 	"errors"
 	"fmt"
-	"math/rand/v2"
+	mathrand "math/rand/v2"
 	"slices"
 	"strings"
 	"time"
@@ -59,10 +60,14 @@ FROM {table} WHERE name = ? AND holder = ? AND epoch = ? AND expires_at > {now} 
 );
 `,
 		alone: []string{`SET LOCAL lock_timeout = '500ms'`, `SELECT pg_advisory_xact_lock(7811616831022158965)`},
-		columns: `SELECT a.attname, format_type(a.atttypid, NULL), EXISTS (SELECT 1 FROM pg_index AS i
-	WHERE i.indrelid = a.attrelid AND i.indisunique AND i.indpred IS NULL AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum)
+		columns: `SELECT a.attname,
+	CASE format_type(a.atttypid, NULL) WHEN 'bigint' THEN 'number' WHEN 'text' THEN 'text' WHEN 'character varying' THEN 'text'
+		ELSE format_type(a.atttypid, NULL) END,
+	EXISTS (SELECT 1 FROM pg_index AS i
+		WHERE i.indrelid = a.attrelid AND i.indisunique AND i.indpred IS NULL AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum),
+	a.attnotnull AND NOT a.atthasdef AND a.attidentity = ''
 FROM pg_attribute AS a WHERE a.attrelid = to_regclass('{table}') AND a.attnum > 0 AND NOT a.attisdropped`,
-		noTable:    states("42P01", "3F000"),                            // undefined_table, invalid_schema_name
+		noTable:    states("42P01", "3F000", "42703"),                   // undefined_table, invalid_schema_name, undefined_column
 		contention: states("40001", "40P01", "55P03"),                   // serialization_failure, deadlock_detected, lock_not_available
 		readOnly:   states("25006"),                                     // read_only_sql_transaction
 		already:    states("42P07", "42701", "23505", "42710", "XX000"), // duplicate_table, _column; of the catalogue's own rows
@@ -83,10 +88,13 @@ FROM pg_attribute AS a WHERE a.attrelid = to_regclass('{table}') AND a.attnum > 
 	PRIMARY KEY ("name")
 );
 `, `"`, "`"),
-		columns: `SELECT name, type, pk = 1 AND NOT EXISTS (SELECT 1 FROM pragma_table_info({bare}) WHERE pk > 1)
+		columns: `SELECT name,
+	CASE WHEN type LIKE 'bigint' OR type LIKE 'integer' THEN 'number' WHEN type LIKE 'text' OR type LIKE 'varchar%' THEN 'text' ELSE type END,
+	pk = 1 AND NOT EXISTS (SELECT 1 FROM pragma_table_info({bare}) WHERE pk > 1),
+	"notnull" = 1 AND dflt_value IS NULL
 FROM pragma_table_info({bare})`,
 		memory:     `SELECT file FROM pragma_database_list WHERE name = 'main'`,
-		noTable:    says("no such table", "unknown database"),
+		noTable:    says("no such table", "unknown database", "no such column", "has no column named"),
 		contention: says("database is locked", "database table is locked", "database schema is locked"),
 		readOnly:   says("attempt to write a readonly database"),
 		already:    says("already exists", "duplicate column name"),
@@ -165,22 +173,37 @@ func (h *handle) ensure(ctx context.Context, db *gorm.DB) error {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("%w, while: %w", context.Cause(ctx), err)
-		case <-time.After(100*time.Millisecond + rand.N(200*time.Millisecond)):
+		case <-time.After(100*time.Millisecond + mathrand.N(200*time.Millisecond)):
 		}
 	}
 }
 
-// A column is one of a table that exists, as the database describes it.
+// A column is one of a table that exists, as the catalogue describes it.
 type column struct {
-	name, kind string
-	unique     bool // by itself
+	name     string
+	kind     string // "number", "text", or any other type
+	unique   bool   // by itself
+	required bool   // by every INSERT
+}
+
+// recordFields is Record, as inspect compares it with a table. The original ones were in every version.
+var recordFields = []struct {
+	name, column, kind string
+	original           bool
+}{
+	{"Name", "name", "text", true},
+	{"Holder", "holder", "text", true},
+	{"Epoch", "epoch", "number", false},
+	{"ExpiresAt", "expires_at", "number", true},
+	{"AcquiredAt", "acquired_at", "number", false},
+	{"RenewedAt", "renewed_at", "number", false},
 }
 
 // inspect returns the fields of Record that the table lacks, all of them if there is no table. It asks the catalogue for the table that
 // the statements will see (through the search path, say), takes no lock and needs no right.
 func (h *handle) inspect(ctx context.Context) (missing []string, err error) {
 	columns, err := query(ctx, h, func(rows *sql.Rows) (c column, err error) {
-		return c, rows.Scan(&c.name, &c.kind, &c.unique)
+		return c, rows.Scan(&c.name, &c.kind, &c.unique, &c.required)
 	}, h.statements.columns)
 	if err != nil {
 		return nil, err
@@ -191,6 +214,7 @@ func (h *handle) inspect(ctx context.Context) (missing []string, err error) {
 	}
 	for _, f := range recordFields {
 		c, ok := has[f.column]
+		delete(has, f.column)
 		switch {
 		case !ok && len(columns) > 0 && f.original:
 			return nil, h.stranger("it has no column " + f.column)
@@ -198,24 +222,16 @@ func (h *handle) inspect(ctx context.Context) (missing []string, err error) {
 			missing = append(missing, f.name)
 		case f.column == "name" && !c.unique:
 			return nil, h.stranger("its name is not unique")
-		case strings.Contains(strings.ToLower(c.kind), "int") != f.number:
-			return nil, h.stranger("its " + f.column + " is a " + c.kind)
+		case c.kind != f.kind:
+			return nil, h.stranger("its " + f.column + " is of type " + c.kind)
+		}
+	}
+	for _, other := range has {
+		if other.required {
+			return nil, h.stranger("it requires a " + other.name)
 		}
 	}
 	return missing, nil
-}
-
-// recordFields is Record, as inspect compares it with a table. The original ones were in every version.
-var recordFields = []struct {
-	name, column     string
-	number, original bool
-}{
-	{"Name", "name", false, true},
-	{"Holder", "holder", false, true},
-	{"Epoch", "epoch", true, false},
-	{"ExpiresAt", "expires_at", true, true},
-	{"AcquiredAt", "acquired_at", true, false},
-	{"RenewedAt", "renewed_at", true, false},
 }
 
 func (h *handle) stranger(why string) error {
@@ -267,7 +283,7 @@ func (h *handle) wanted(missing []string) string {
 	return b.String()
 }
 
-// checkMemory refuses a pool in which every connection would open an empty database of its own: SQLite in memory, several connections, no
+// checkMemory refuses a pool in which every connection opens an empty database of its own: SQLite in memory, several connections, no
 // shared cache.
 func (h *handle) checkMemory(ctx context.Context) error {
 	pool, ok := h.pool.(*sql.DB)
@@ -278,19 +294,36 @@ func (h *handle) checkMemory(ctx context.Context) error {
 	if err != nil || len(files) != 1 || files[0] != "" {
 		return err
 	}
-	// Two connections to one database cannot both hold its write lock.
-	for range 2 {
-		conn, err := pool.Conn(ctx)
-		if err != nil {
-			return err
-		}
-		defer conn.Close()
-		if _, err := conn.ExecContext(ctx, "BEGIN IMMEDIATE"); h.dialect.contention(err) {
-			return nil
-		} else if err != nil {
-			return err
-		}
-		defer conn.ExecContext(context.WithoutCancel(ctx), "ROLLBACK")
+	// What one connection makes, the other must see.
+	one, err := pool.Conn(ctx)
+	if err != nil {
+		return err
 	}
-	return invalid("db", "keeps each connection's data in a memory of its own: use a file, cache=shared, or SetMaxOpenConns(1)")
+	defer one.Close()
+	other, err := pool.Conn(ctx)
+	if err != nil {
+		return err
+	}
+	defer other.Close()
+	probe := "lease_probe_" + rand.Text()
+	if _, err := one.ExecContext(ctx, "CREATE TABLE "+probe+" (x)"); err != nil {
+		return ignore(err, h.dialect.contention) // with somebody who sees the same database
+	}
+	defer one.ExecContext(context.WithoutCancel(ctx), "DROP TABLE "+probe)
+	err = other.QueryRowContext(ctx, "SELECT 1 FROM "+probe).Scan(new(int))
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		return nil
+	case h.dialect.noTable(err):
+		return invalid("db", "keeps each connection's data in a memory of its own: use a file, cache=shared, or SetMaxOpenConns(1)")
+	}
+	return ignore(err, h.dialect.contention)
+}
+
+// ignore drops an error that matches.
+func ignore(err error, matches func(error) bool) error {
+	if err != nil && matches(err) {
+		return nil
+	}
+	return err
 }

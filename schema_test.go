@@ -406,7 +406,7 @@ CREATE VIEW leases AS SELECT * FROM contracts`,
 	}
 	for what, kind := range map[string]string{
 		"with an interval": "interval", "with a range": "int8range", "with a point": "point", "with an array": "bigint[]",
-		"with a time": "timestamptz", "with a fraction": "numeric",
+		"with a time": "timestamptz", "with a fraction": "numeric", "with four bytes, too few for microseconds": "integer",
 	} {
 		t.Run(what, func(t *testing.T) {
 			staysAsItIs(t, dbtest.Postgres(t), `CREATE TABLE leases (name varchar(100) PRIMARY KEY, holder varchar(100), expires_at `+kind+`);

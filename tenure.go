@@ -106,17 +106,15 @@ func (t *tenure) watch() {
 // left is how long the tenure is held if it is not renewed; 0 once it is over.
 func (t *tenure) left() time.Duration {
 	t.mu.Lock()
-	if t.ended {
-		t.mu.Unlock()
-		return 0
-	}
 	left := t.clock().until(t.deadline)
+	if t.ended {
+		left = 0
+	}
 	t.mu.Unlock()
 	if left <= 0 {
 		t.end(byDeadline)
-		return 0
 	}
-	return left
+	return max(0, left)
 }
 
 func (t *tenure) held() bool { return t.left() > 0 }
@@ -137,22 +135,20 @@ func (t *tenure) extend(deadline instant) bool {
 	return !t.ended
 }
 
-// end makes the tenure over, for good; the first reason stays.
+// end makes the tenure over, for good; the first reason stays. When it returns the work's context has ended, whoever came first.
 func (t *tenure) end(reason string) {
 	t.mu.Lock()
-	first := !t.ended
-	if first {
+	if !t.ended {
 		t.ended, t.reason = true, reason
 		t.timer.Stop()
 		close(t.over)
 	}
-	t.mu.Unlock()
-	switch {
-	case first && reason == byRelease:
-		t.cancel(context.Canceled)
-	case first:
-		t.cancel(ErrLost)
+	cause := ErrLost
+	if t.reason == byRelease {
+		cause = context.Canceled
 	}
+	t.mu.Unlock()
+	t.cancel(cause) // not under the lock: it calls what the work hung on its context
 }
 
 // lost says why the tenure is over, if it was not given back.

@@ -1,0 +1,235 @@
+package lease
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+)
+
+// scrape returns the series of this package's collector, by their text, from a registry that checks everything.
+func scrape(t *testing.T) map[string]float64 {
+	t.Helper()
+	registry := prometheus.NewPedanticRegistry()
+	if err := registry.Register(NewCollector()); err != nil {
+		t.Fatal(err)
+	}
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	series := map[string]float64{}
+	for _, family := range families {
+		for _, m := range family.GetMetric() {
+			labels := model.Metric{}
+			for _, l := range m.GetLabel() {
+				labels[model.LabelName(l.GetName())] = model.LabelValue(l.GetValue())
+			}
+			value := m.GetGauge().GetValue() + m.GetCounter().GetValue()
+			if h := m.GetHistogram(); h != nil {
+				value = float64(h.GetSampleCount())
+			}
+			series[family.GetName()+labels.String()] = value
+		}
+	}
+	return series
+}
+
+func want(t *testing.T, series map[string]float64, wanted map[string]float64) {
+	t.Helper()
+	for name, value := range wanted {
+		if got, ok := series[name]; !ok || got != value {
+			t.Errorf("%s is %v (%v), not %v", name, got, ok, value)
+		}
+	}
+}
+
+func TestMetricsTellTheLiveState(t *testing.T) { // C73
+	inBubble(t, func(t *testing.T, c *cluster) {
+		a := c.start("A")
+		c.pass(T + T/12)
+		want(t, scrape(t), map[string]float64{
+			`lease_leader{lease="job"}`:                           1,
+			`lease_epoch{lease="job"}`:                            1,
+			`lease_deadline_seconds{lease="job"}`:                 (T*2/3 - T/12).Seconds(),
+			`lease_work_overrunning{lease="job"}`:                 0,
+			`lease_terms_total{lease="job"}`:                      1,
+			`lease_renewals_total{lease="job", result="done"}`:    3,
+			`lease_renewals_total{lease="job", result="failed"}`:  0,
+			`lease_renewals_total{lease="job", result="refused"}`: 0,
+		})
+		a.store.cut()
+		<-time.After(T*2/3 - T/12 - tick)
+		want(t, scrape(t), map[string]float64{`lease_leader{lease="job"}`: 1, `lease_deadline_seconds{lease="job"}`: tick.Seconds()})
+		<-time.After(tick)
+		want(t, scrape(t), map[string]float64{`lease_leader{lease="job"}`: 0, `lease_deadline_seconds{lease="job"}`: 0})
+		synctest.Wait()
+		want(t, scrape(t), map[string]float64{
+			`lease_terms_lost_total{lease="job", reason="deadline"}`: 1,
+			`lease_terms_lost_total{lease="job", reason="taken"}`:    0,
+		})
+		a.stop(nil)
+		<-a.done
+		if s := scrape(t); len(s) != 1 {
+			t.Errorf("series of a stopped elector: %v", s)
+		}
+	})
+}
+
+func TestAStandbyIsNoLeaderInTheMetrics(t *testing.T) { // C73
+	inBubble(t, func(t *testing.T, c *cluster) {
+		c.table.write(Record{Name: "job", Holder: "elsewhere", Epoch: 4, RenewedAt: time.Now(), ExpiresAt: time.Now().Add(T)})
+		c.start("A")
+		want(t, scrape(t), map[string]float64{`lease_leader{lease="job"}`: 0, `lease_epoch{lease="job"}`: 4, `lease_terms_total{lease="job"}`: 0})
+	})
+}
+
+func TestDrainingWorkStillHoldsTheLeaseInTheMetrics(t *testing.T) {
+	inBubble(t, func(t *testing.T, c *cluster) {
+		a := c.run(c.add("A"), func(ctx context.Context) { <-ctx.Done(); <-time.After(T) })
+		a.Resign()
+		c.pass(T / 2)
+		want(t, scrape(t), map[string]float64{`lease_leader{lease="job"}`: 1})
+		c.pass(T/2 + tick)
+		want(t, scrape(t), map[string]float64{`lease_leader{lease="job"}`: 0})
+	})
+}
+
+func TestWorkThatOutlivesItsLeaseIsCounted(t *testing.T) { // C63
+	inBubble(t, func(t *testing.T, c *cluster) {
+		let := make(chan struct{})
+		a := c.run(c.add("A"), func(context.Context) { <-let })
+		a.store.cut()
+		c.pass(T*2/3 + tick)
+		want(t, scrape(t), map[string]float64{
+			`lease_leader{lease="job"}`: 0, `lease_work_overrunning{lease="job"}`: 1, `lease_work_overruns_total{lease="job"}`: 0})
+		c.pass(T / 3)
+		want(t, scrape(t), map[string]float64{`lease_work_overruns_total{lease="job"}`: 1})
+		c.pass(3 * T)
+		want(t, scrape(t), map[string]float64{`lease_work_overruns_total{lease="job"}`: 1})
+		a.store.heal()
+		close(let)
+		c.pass(T)
+		want(t, scrape(t), map[string]float64{`lease_work_overrunning{lease="job"}`: 0})
+	})
+}
+
+func TestElectorsOfOneNameAreOneSeriesWhoseCountersNeverFall(t *testing.T) { // C74
+	inBubble(t, func(t *testing.T, c *cluster) {
+		a, b := c.start("A"), c.start("B")
+		c.pass(T)
+		before := scrape(t)
+		want(t, before, map[string]float64{`lease_leader{lease="job"}`: 1, `lease_terms_total{lease="job"}`: 1})
+		a.stop(nil)
+		<-a.done
+		c.passUntil(T, "B leads", b.IsLeader)
+		again := c.start("A")
+		c.pass(T)
+		after := scrape(t)
+		for name, value := range before {
+			if strings.Contains(name, "_total") && after[name] < value {
+				t.Errorf("%s fell from %v to %v", name, value, after[name])
+			}
+		}
+		want(t, after, map[string]float64{`lease_leader{lease="job"}`: 1, `lease_terms_total{lease="job"}`: 2})
+		c.leads(b)
+		again.stop(nil)
+		<-again.done
+	})
+}
+
+func TestACollectorThatIsRegisteredTwiceIsRefusedAndLints(t *testing.T) {
+	inBubble(t, func(t *testing.T, c *cluster) {
+		c.start("A")
+		registry := prometheus.NewPedanticRegistry()
+		registry.MustRegister(NewCollector())
+		if registry.Register(NewCollector()) == nil {
+			t.Error("a second collector was accepted")
+		}
+		problems, err := testutil.CollectAndLint(NewCollector())
+		if err != nil || len(problems) > 0 {
+			t.Errorf("%v, %v", problems, err)
+		}
+	})
+}
+
+func TestThePrometheusTextIsValidWhateverTheLeaseIsCalled(t *testing.T) { // C74
+	inBubble(t, func(t *testing.T, c *cluster) {
+		a := c.add("A")
+		name := "say \"hi\"\nand \\n {bye} ünïcode"
+		a.Elector.run.name = name
+		c.run(a, untilCancelled)
+		c.pass(T)
+		var text strings.Builder
+		if err := WritePrometheus(&text); err != nil {
+			t.Fatal(err)
+		}
+		parser := expfmt.NewTextParser(model.UTF8Validation)
+		families, err := parser.TextToMetricFamilies(strings.NewReader(text.String()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := families["lease_leader"].GetMetric()[0].GetLabel()[0].GetValue(); got != name {
+			t.Errorf("the lease is called %q", got)
+		}
+	})
+}
+
+func TestThePrometheusTextIsTheGoldenOne(t *testing.T) {
+	inBubble(t, func(t *testing.T, c *cluster) {
+		c.start("A")
+		c.pass(T + T/12)
+		var text strings.Builder
+		if err := WritePrometheus(&text); err != nil {
+			t.Fatal(err)
+		}
+		// Other tests observe latencies as well.
+		got := regexp.MustCompile(`(?m)^(lease_renewal_duration_seconds\S*) \S+$`).ReplaceAllString(text.String(), "$1 N")
+		golden := filepath.Join("testdata", "metrics.txt")
+		if os.Getenv("LEASE_UPDATE_GOLDEN") != "" {
+			if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		wanted, err := os.ReadFile(golden)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got != string(wanted) {
+			t.Errorf("it differs from %s, which LEASE_UPDATE_GOLDEN=1 would rewrite:\n%s", golden, got)
+		}
+	})
+}
+
+func TestScrapingWhileElectorsComeAndGoIsSafe(t *testing.T) {
+	inBubble(t, func(t *testing.T, c *cluster) {
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			for range 200 {
+				var text strings.Builder
+				if err := WritePrometheus(&text); err != nil {
+					t.Error(err)
+				}
+				<-time.After(T / 100)
+			}
+		}()
+		for i := range 10 {
+			p := c.start(fmt.Sprint(i))
+			c.pass(T / 10)
+			p.stop(nil)
+			<-p.done
+		}
+		<-done
+	})
+}
