@@ -41,8 +41,26 @@ func Main(m *testing.M) int {
 		fmt.Fprintf(os.Stderr, "dbtest: taking down Postgres: %v\n", err)
 		code = max(code, 1)
 	}
-	fmt.Println(summary(handedOut.Load(), skipped.Load(), origin()))
+	line := summary(handedOut.Load(), skipped.Load(), origin())
+	fmt.Println(line)
+	if handedOut.Load()+skipped.Load() > 0 {
+		tellTerminal(line)
+	}
 	return code
+}
+
+// tellTerminal shows the line to whoever sits at the terminal, since "go test
+// ./..." shows nobody what a passing package prints.
+func tellTerminal(line string) {
+	if info, err := os.Stdout.Stat(); err != nil || info.Mode()&os.ModeCharDevice != 0 {
+		return // it was seen already
+	}
+	tty, err := os.OpenFile("/dev/tty", os.O_WRONLY, 0)
+	if err != nil {
+		return
+	}
+	defer tty.Close()
+	fmt.Fprintln(tty, line)
 }
 
 // summary is the line that Main prints.
