@@ -159,6 +159,12 @@ type store interface {
 	release(ctx context.Context, t Term) error
 }
 
+// An elector with a tiny TTL neither polls nor renews more often than this.
+const (
+	leastPoll  = 10 * time.Millisecond
+	leastPause = time.Millisecond
+)
+
 // maxInFlight bounds the statements of one run that have not been answered, even by a driver that ignores contexts.
 const maxInFlight = 4
 
@@ -208,6 +214,7 @@ func (r *run) campaign(ctx context.Context, work func(context.Context)) {
 			return
 		}
 		r.lead(ctx, t, work)
+		sleep(ctx, leastPoll)
 	}
 }
 
@@ -228,7 +235,7 @@ func (r *run) follow(ctx context.Context) *tenure {
 		default:
 			failures = 0
 		}
-		if !sleep(ctx, max(wait, 10*time.Millisecond)) {
+		if !sleep(ctx, max(wait, leastPoll)) {
 			return nil
 		}
 	}
@@ -375,7 +382,7 @@ func (r *run) attend(ctx context.Context, t *tenure, finished <-chan ending) end
 	attempts, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	answers := make(chan renewal)
-	due := time.NewTimer(r.clock().until(t.sent.plus(r.ttl / 3)))
+	due := time.NewTimer(r.untilDue(t))
 	defer due.Stop()
 	remind := time.NewTimer(r.ttl)
 	defer remind.Stop()
@@ -396,7 +403,7 @@ func (r *run) attend(ctx context.Context, t *tenure, finished <-chan ending) end
 		case <-due.C:
 			if t.held() {
 				r.renew(attempts, t, answers)
-				due.Reset(r.ttl / 12) // the next attempt, unless this one is answered before
+				due.Reset(max(r.ttl/12, leastPause)) // the next attempt, unless this one is answered before
 			}
 		case a := <-answers:
 			due.Reset(r.judge(t, a))
@@ -453,7 +460,7 @@ func (r *run) judge(t *tenure, a renewal) time.Duration {
 	if a.err != nil {
 		r.tally.renewal(renewalFailed, 0)
 		r.trouble("renew", a.err)
-		return max(r.ttl/48, 10*time.Millisecond)
+		return max(r.ttl/48, leastPoll)
 	}
 	r.hear()
 	switch row := a.row; {
@@ -462,7 +469,7 @@ func (r *run) judge(t *tenure, a renewal) time.Duration {
 		if t.extend(a.sent.plus(r.trust())) && a.sent.mono > t.sent.mono {
 			t.sent = a.sent
 		}
-		return max(0, r.clock().until(t.sent.plus(r.ttl/3)))
+		return r.untilDue(t)
 	case !row.exists:
 		t.end(byDeletion)
 	case row.Epoch != t.term.Epoch || row.Holder != t.term.Holder:
@@ -471,7 +478,12 @@ func (r *run) judge(t *tenure, a renewal) time.Duration {
 		t.end(byRefusal)
 	}
 	r.tally.renewal(renewalRefused, a.took)
-	return max(r.ttl/12, 10*time.Millisecond)
+	return max(r.ttl/12, leastPoll)
+}
+
+// untilDue is how long it is until the tenure should be renewed.
+func (r *run) untilDue(t *tenure) time.Duration {
+	return max(r.clock().until(t.sent.plus(r.ttl/3)), leastPause)
 }
 
 // release gives a term's row back, within bounds; failing that, the row expires by itself.

@@ -3,11 +3,16 @@ package lease
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"runtime"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"gorm.io/gorm"
+
+	"github.com/sqllease/lease/internal/dbtest"
 )
 
 // Leading
@@ -778,3 +783,118 @@ func TestFiftyStandbysCostFiftyGoroutines(t *testing.T) {
 		}
 	})
 }
+
+func TestBadFieldsAreRefusedAtOnceBeforeAnySQL(t *testing.T) { // C10, C17, C64
+	db := dbtest.SQLite(t).Open(t) // without a table: any statement would fail
+	work := func(context.Context) {}
+	good := func() *Elector { return &Elector{DB: db, Name: "job", TTL: time.Second} }
+	tx := db.Begin()
+	defer tx.Rollback()
+	for argument, e := range map[string]*Elector{
+		"Elector.Name":   {DB: db, TTL: time.Second},
+		"Elector.Holder": {DB: db, Name: "job", Holder: strings.Repeat("é", 201), TTL: time.Second},
+		"Elector.TTL":    {DB: db, Name: "job", TTL: -1},
+		"db":             {Name: "job", TTL: time.Second},
+		"DryRun":         {DB: db.Session(&gorm.Session{DryRun: true}), Name: "job", TTL: time.Second},
+		"Elector.DB":     {DB: tx, Name: "job", TTL: time.Second},
+	} {
+		if err := e.Run(t.Context(), work); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), argument) {
+			t.Errorf("%s: %v", argument, err)
+		}
+	}
+	if err := good().Run(t.Context(), nil); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "work") {
+		t.Errorf("nil work: %v", err)
+	}
+	var none context.Context
+	if err := good().Run(none, work); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "ctx") {
+		t.Errorf("nil ctx: %v", err)
+	}
+}
+
+func TestAnElectorRunsOnceAtATimeAndAgain(t *testing.T) {
+	db := dbtest.SQLite(t).Open(t)
+	if err := EnsureSchema(db); err != nil {
+		t.Fatal(err)
+	}
+	e := &Elector{DB: db, Name: "job", TTL: time.Minute, Logger: slog.New(slog.DiscardHandler)}
+	for range 3 {
+		ctx, stop := context.WithCancel(t.Context())
+		err := e.Run(ctx, func(ctx context.Context) {
+			if err := e.Run(ctx, untilCancelled); !errors.Is(err, ErrInvalid) {
+				t.Errorf("a second Run: %v", err)
+			}
+			if !e.IsLeader() {
+				t.Error("the first Run was disturbed")
+			}
+			e.Name, e.TTL = "", 0 // Run has copied its fields
+			stop()
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.Name, e.TTL = "job", time.Minute
+	}
+	if row, err := Find(t.Context(), db, "job"); err != nil || row.Epoch != 3 || row.Held {
+		t.Errorf("%+v, %v", row, err)
+	}
+}
+
+func TestAContextThatHasEndedStartsNothing(t *testing.T) {
+	inBubble(t, func(t *testing.T, c *cluster) {
+		a := c.add("A")
+		ctx, stop := context.WithCancel(t.Context())
+		stop()
+		a.Elector.run.campaign(ctx, untilCancelled)
+		a.stop, a.done = func(error) {}, make(chan struct{})
+		close(a.done)
+		if n := a.store.count("take"); n != 0 {
+			t.Error("it took the lease")
+		}
+	})
+}
+
+func TestAnyPositiveTTLWorksOrWaitsButNeverPanics(t *testing.T) { // C10
+	for _, ttl := range []time.Duration{1, 2, 3, time.Microsecond, time.Millisecond, 1<<63 - 1} {
+		t.Run(ttl.String(), func(t *testing.T) {
+			inBubble(t, func(t *testing.T, c *cluster) {
+				c.ttl = ttl
+				a := c.start("A")
+				<-time.After(time.Second)
+				if ttl == 1<<63-1 {
+					c.leads(a)
+					if term, _ := a.Term(); term.Epoch != 1 {
+						t.Errorf("epoch %d", term.Epoch)
+					}
+				}
+				if n := len(a.store.sent); n > 500 {
+					t.Errorf("%d statements in a second", n)
+				}
+			})
+		})
+	}
+}
+
+func TestALoggerThatBlocksDoesNotProlongATerm(t *testing.T) {
+	inBubble(t, func(t *testing.T, c *cluster) {
+		a := c.add("A")
+		let := make(chan struct{})
+		a.Elector.run.log = slog.New(slog.NewTextHandler(blockingWriter(func() {
+			if a.IsLeader() { // from the first renewal that fails on
+				<-let
+			}
+		}), &slog.HandlerOptions{Level: slog.LevelWarn}))
+		c.run(a, untilCancelled)
+		c.pass(T)
+		last := c.table.read().RenewedAt
+		a.store.inject(func(string) fault { return fault{fail: errors.New("refused")} })
+		c.pass(T)
+		if ended, _ := a.lastEnd(t); ended.Sub(last) != T-T/3 {
+			t.Errorf("the work's context ended after %v", ended.Sub(last))
+		}
+		close(let)
+	})
+}
+
+type blockingWriter func()
+
+func (b blockingWriter) Write(p []byte) (int, error) { b(); return len(p), nil }

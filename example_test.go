@@ -254,7 +254,8 @@ func ExampleDDL() {
 }
 
 func ExampleInstanceID() {
-	fmt.Println(lease.InstanceID() != lease.InstanceID())
+	one, other := lease.InstanceID(), lease.InstanceID()
+	fmt.Println(one != other)
 	// Output: true
 }
 

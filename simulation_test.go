@@ -1,0 +1,111 @@
+package lease
+
+import (
+	"context"
+	"log/slog"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"gorm.io/driver/sqlite"
+	"gorm.io/gorm"
+	"gorm.io/gorm/logger"
+)
+
+// What follows runs real electors on a real SQLite in a bubble. SQLite's own clock stays real there, so they bring their own.
+
+// openInBubble opens a SQLite file with the schema in it. It must be closed inside the bubble.
+func openInBubble(t *testing.T) *gorm.DB {
+	t.Helper()
+	db, err := gorm.Open(sqlite.Open(filepath.Join(t.TempDir(), "lease.db")+"?_journal_mode=WAL&_busy_timeout=5000"),
+		&gorm.Config{Logger: logger.Discard})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := EnsureSchema(db); err != nil {
+		t.Fatal(err)
+	}
+	return db
+}
+
+func closePool(t *testing.T, db *gorm.DB) {
+	t.Helper()
+	pool, err := db.DB()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool.Close()
+	synctest.Wait()
+}
+
+func TestAnHourOfElectionOnSQLite(t *testing.T) { // C72
+	synctest.Test(t, func(t *testing.T) {
+		db := openInBubble(t)
+		defer closePool(t, db)
+		ctx, stop := context.WithCancel(t.Context())
+		var electors []*Elector
+		done := make(chan error)
+		for range 3 {
+			e := &Elector{DB: db, Name: "job", TTL: 15 * time.Second, Now: time.Now, Logger: slog.New(slog.DiscardHandler)}
+			electors = append(electors, e)
+			go func() { done <- e.Run(ctx, untilCancelled) }()
+		}
+		for range 3600 {
+			<-time.After(time.Second)
+			synctest.Wait()
+			leaders := 0
+			for _, e := range electors {
+				if e.IsLeader() {
+					leaders++
+				}
+				if err := e.Health(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if leaders != 1 {
+				t.Fatalf("%d leaders", leaders)
+			}
+		}
+		row, err := Find(ctx, db, "job")
+		if err != nil || row.Epoch != 1 {
+			t.Errorf("epoch %d after an hour, %v", row.Epoch, err)
+		}
+		stop()
+		for range electors {
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		}
+		row, _ = Find(context.Background(), db, "job")
+		if row.Holder != "" {
+			t.Errorf("still held: %+v", row)
+		}
+	})
+}
+
+func TestTheTermOfAnElectorFencesItsOwnTablesByItsOwnClock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		db := openInBubble(t)
+		defer closePool(t, db)
+		mine := Tables(db, "app_")
+		if err := EnsureSchema(mine); err != nil {
+			t.Fatal(err)
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		e := &Elector{DB: mine, Name: "job", TTL: 15 * time.Second, Now: time.Now, Logger: slog.New(slog.DiscardHandler)}
+		err := e.Run(ctx, func(ctx context.Context) {
+			defer stop()
+			if err := Transaction(ctx, db, func(*gorm.DB) error { return nil }); err != nil { // db, whose leases is empty
+				t.Error(err)
+			}
+			term, ok := TermFrom(ctx)
+			if own, leads := e.Term(); !ok || !leads || own != term {
+				t.Errorf("TermFrom is %v, %v; Term is %v, %v", term, ok, own, leads)
+			}
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+}
