@@ -96,16 +96,23 @@ func (s *fakeStore) cut() { s.inject(func(string) fault { return hung }) }
 
 func (s *fakeStore) heal() { s.inject(nil) }
 
-// count says how many statements of a kind were sent.
+// count says how many statements of a kind were sent; "" is any kind.
 func (s *fakeStore) count(statement string) (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, other := range s.sent {
-		if other == statement {
+		if other == statement || statement == "" {
 			n++
 		}
 	}
 	return n
+}
+
+// sentAt is when each statement was sent.
+func (s *fakeStore) sentAt() []time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.times)
 }
 
 func (s *fakeStore) do(ctx context.Context, statement string, carryOut func()) error {
