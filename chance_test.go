@@ -36,7 +36,7 @@ func chance(t *testing.T, c *cluster, r *rand.Rand) {
 			p.store.inject(randomFaults(rand.New(rand.NewPCG(r.Uint64(), 2))))
 		}
 		// A clock that goes back and forth between two looks at it cannot be seen to.
-		if r.IntN(3) == 0 && time.Since(stepped) > T {
+		if r.IntN(3) == 0 && time.Since(stepped) > T && c.allSaw(stepped) {
 			stepped = time.Now()
 			c.table.stepClock(random(6*T) - 3*T)
 		}
@@ -55,6 +55,11 @@ func chance(t *testing.T, c *cluster, r *rand.Rand) {
 		t.Errorf("nobody leads although all is well; the row is %+v", c.table.read())
 	}
 	c.checkTerms()
+}
+
+// allSaw reports whether every replica has looked at the clock since some time, or leads.
+func (c *cluster) allSaw(since time.Time) bool {
+	return !slices.ContainsFunc(c.replicas, func(p *replica) bool { return !p.IsLeader() && !p.store.heard().After(since) })
 }
 
 // randomFaults is a way to the database for a while: a good one, a cut one, or anything between.

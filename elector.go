@@ -295,7 +295,7 @@ func (r *run) take(ctx context.Context, g guard) (*tenure, error) {
 			if !a.ok {
 				return nil, a.err
 			}
-			r.watch.remember(a.term.Epoch)
+			r.watch.lead(a.term.Epoch)
 			r.hear()
 			if t := newTenure(ctx, a.term, sent, r.ttl, r.clock); t.leads() {
 				return t, nil

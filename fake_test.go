@@ -79,10 +79,17 @@ type fakeStore struct {
 	holder string
 	ttl    time.Duration
 
-	mu    sync.Mutex
-	fault func(statement string) fault
-	sent  []string // the statements, in order
-	times []time.Time
+	mu     sync.Mutex
+	fault  func(statement string) fault
+	sent   []string // the statements, in order
+	times  []time.Time
+	polled time.Time // the last poll that was answered well was sent
+}
+
+func (s *fakeStore) heard() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.polled
 }
 
 func (s *fakeStore) inject(f func(statement string) fault) {
@@ -145,12 +152,18 @@ func (s *fakeStore) do(ctx context.Context, statement string, carryOut func()) e
 }
 
 func (s *fakeStore) poll(ctx context.Context) (seen sighting, err error) {
+	sent := time.Now()
 	err = s.do(ctx, "poll", func() {
 		seen.now = s.table.now()
 		if s.table.row != nil {
 			seen.exists, seen.Record = true, *s.table.row
 		}
 	})
+	if err == nil && ctx.Err() == nil { // else nobody listens to a deaf driver's answer any more
+		s.mu.Lock()
+		s.polled = sent
+		s.mu.Unlock()
+	}
 	return seen, err
 }
 

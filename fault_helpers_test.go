@@ -332,6 +332,27 @@ func poolOf(t *testing.T, gdb *gorm.DB) *sql.DB {
 	return pool
 }
 
+// warm lets a pool have n idle connections. It uses each twice, for the driver pings one at its second use, and then not within a second.
+func warm(t *testing.T, pool *sql.DB, n int) {
+	t.Helper()
+	pool.SetMaxIdleConns(n)
+	for range 2 {
+		var conns []*sql.Conn
+		for range n {
+			conn, err := pool.Conn(context.Background())
+			if err != nil {
+				t.Fatal(err)
+			}
+			conns = append(conns, conn)
+		}
+		for _, conn := range conns {
+			if err := conn.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
 // job is the lease of all these tests, as the database's clock sees it.
 func job(t *testing.T, gdb *gorm.DB) Status {
 	t.Helper()

@@ -110,8 +110,8 @@ func checkPrefix(prefix string) error {
 
 // exec runs one statement and returns how many rows it touched.
 func (h *handle) exec(ctx context.Context, query string, args ...any) (rows int64, err error) {
-	err = h.attempt(ctx, func(ctx context.Context) error {
-		result, err := h.pool.ExecContext(ctx, query, args...)
+	err = h.attempt(ctx, func(ctx context.Context, pool gorm.ConnPool) error {
+		result, err := pool.ExecContext(ctx, query, args...)
 		if err != nil {
 			return err
 		}
@@ -123,9 +123,9 @@ func (h *handle) exec(ctx context.Context, query string, args ...any) (rows int6
 
 // query runs one SELECT and returns its rows.
 func query[T any](ctx context.Context, h *handle, scan func(*sql.Rows) (T, error), query string, args ...any) (found []T, err error) {
-	err = h.attempt(ctx, func(ctx context.Context) error {
+	err = h.attempt(ctx, func(ctx context.Context, pool gorm.ConnPool) error {
 		found = nil
-		rows, err := h.pool.QueryContext(ctx, query, args...)
+		rows, err := pool.QueryContext(ctx, query, args...)
 		if err != nil {
 			return err
 		}
@@ -142,11 +142,15 @@ func query[T any](ctx context.Context, h *handle, scan func(*sql.Rows) (T, error
 	return found, err
 }
 
+// A statement is sent on a pool, or in a transaction.
+type statement func(ctx context.Context, pool gorm.ConnPool) error
+
 // attempt runs a statement, and again for as long as only contention stops it and ctx lives: such a statement wrote nothing.
 // In a caller's transaction it runs once, since there a failure spoils what came before.
-func (h *handle) attempt(ctx context.Context, statement func(context.Context) error) error {
+func (h *handle) attempt(ctx context.Context, s statement) error {
+	run := s
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
-		err := h.once(ctx, statement)
+		err := h.once(ctx, run)
 		switch {
 		case err == nil:
 			return nil
@@ -160,6 +164,9 @@ func (h *handle) attempt(ctx context.Context, statement func(context.Context) er
 		case !h.dialect.contention(err):
 			return err
 		}
+		if serialization(err) {
+			run = readCommitted(s)
+		}
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("%w, while: %w", context.Cause(ctx), err)
@@ -168,13 +175,35 @@ func (h *handle) attempt(ctx context.Context, statement func(context.Context) er
 	}
 }
 
-func (h *handle) once(ctx context.Context, statement func(context.Context) error) error {
+func (h *handle) once(ctx context.Context, s statement) error {
 	if h.timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, h.timeout)
 		defer cancel()
 	}
-	return statement(ctx)
+	return s(ctx, h.pool)
+}
+
+// serialization_failure
+var serialization = states("40001")
+
+// readCommitted runs a statement at the level where its own guard is all that it needs: serializable neighbours could make it fail for ever.
+func readCommitted(s statement) statement {
+	return func(ctx context.Context, pool gorm.ConnPool) error {
+		beginner, ok := pool.(gorm.TxBeginner)
+		if !ok {
+			return s(ctx, pool)
+		}
+		tx, err := beginner.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+		if err != nil {
+			return err
+		}
+		defer tx.Rollback()
+		if err := s(ctx, tx); err != nil {
+			return err
+		}
+		return tx.Commit()
+	}
 }
 
 // discardConnection closes the pool's idle connection that was used last. After a fail-over it leads to a server that only reads,

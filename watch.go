@@ -22,6 +22,7 @@ type watch struct {
 	zero  time.Time     // what that clock said first
 
 	polled bool
+	led    bool          // the elector led since the last poll
 	known  bool          // there was a row, at some time
 	epoch  int64         // the highest ever seen
 	ttl    time.Duration // of the row when it was last held
@@ -39,11 +40,11 @@ func (w *watch) note(row sighting, sent, answered instant) {
 	case !w.polled:
 		w.since, w.least = answered, atMost
 	case row.exists != w.row.exists || row.Record != w.row.Record:
-		// After longer than a TTL without a look, as when it led itself, the clock may have gone back and forth unseen.
-		w.doubt = answered.mono-w.sent.mono > row.ttl()
+		// While the elector led, it did not look at the clock, which may have gone back and forth.
+		w.doubt = w.led && answered.mono-w.sent.mono > row.ttl()
 		w.since, w.least = answered, w.ahead
 	}
-	w.polled, w.row, w.answered = true, row, answered
+	w.polled, w.led, w.row, w.answered = true, false, row, answered
 	w.sent, w.ahead = sent, atMost
 	if row.exists {
 		w.remember(row.Epoch)
@@ -58,8 +59,14 @@ func (w *watch) note(row sighting, sent, answered instant) {
 	w.least = min(w.least, atMost)
 }
 
-// remember keeps an epoch that the elector saw or won.
+// remember keeps an epoch that the elector saw.
 func (w *watch) remember(epoch int64) { w.known, w.epoch = true, max(w.epoch, epoch) }
+
+// lead notes that the elector won the lease, in the term of that epoch.
+func (w *watch) lead(epoch int64) {
+	w.remember(epoch)
+	w.led = true
+}
 
 // free says whether the lease may be taken right after the last answer, and under which guard. If not, it may be in wait.
 func (w *watch) free(now instant, ttl time.Duration) (g guard, wait time.Duration) {

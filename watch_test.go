@@ -25,6 +25,7 @@ func TestAWatchTakesTheLeaseByTheseRules(t *testing.T) {
 	released.Holder = ""
 	for name, tc := range map[string]struct {
 		polls []poll
+		led   bool // before the last poll
 		now   time.Duration
 		guard guard
 		wait  time.Duration
@@ -71,8 +72,11 @@ func TestAWatchTakesTheLeaseByTheseRules(t *testing.T) {
 		"a clock may drift a little": {
 			polls: []poll{{held(-T, -T/3), 0, 0}, {held(-T, T/17), T / 3, T / 3}}, now: T / 3, guard: ifExpired,
 		},
-		"a row that changed while nobody looked for a TTL is doubted": {
-			polls: []poll{{held(-T, 0), 0, 0}, {held(0, 2*T), 2 * T, 2 * T}}, now: 2 * T, guard: ifUnchanged, wait: T,
+		"a row that changed while the database was away for long is believed": {
+			polls: []poll{{held(-T, 0), 0, 0}, {held(0, 2*T), 2 * T, 2 * T}}, now: 2 * T, guard: ifExpired,
+		},
+		"a row that changed while the elector led for longer than a TTL is doubted": {
+			polls: []poll{{held(-T, 0), 0, 0}, {held(0, 2*T), 2 * T, 2 * T}}, led: true, now: 2 * T, guard: ifUnchanged, wait: T,
 		},
 		"a deleted row is seeded after a TTL": {
 			polls: []poll{{held(0, 0), 0, 0}, {sighting{now: clockAt(T / 3)}, T / 4, T / 3}}, now: T / 3, guard: ifExpired, wait: T,
@@ -80,7 +84,10 @@ func TestAWatchTakesTheLeaseByTheseRules(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var w watch
-			for _, p := range tc.polls {
+			for i, p := range tc.polls {
+				if tc.led && i == len(tc.polls)-1 {
+					w.lead(4)
+				}
 				w.note(p.row, at(p.sent), at(p.answered))
 			}
 			if guard, wait := w.free(at(tc.now), T); guard != tc.guard || wait != tc.wait {
