@@ -165,41 +165,28 @@ const (
 	leastPause = time.Millisecond
 )
 
-// maxInFlight bounds the statements of one run that have not been answered, even by a driver that ignores contexts.
-const maxInFlight = 4
-
-// A run is one call of Run.
+// A run is one call of Run. Its goroutine alone writes what is in it.
 type run struct {
 	// Set at the start.
 	store  store
 	name   string
-	holder string
 	ttl    time.Duration
 	log    *slog.Logger
 	tally  *tally
-	clock  func() instant
-	slots  chan struct{} // one for each statement in flight
+	flight flight
+	view   // what others may see
 
-	// Owned by Run's goroutine.
 	watch   watch
 	standby instant // no takeover before
 	quiet   instant // no further log line about a failing database before
-
-	mu         sync.Mutex // guards the fields below, which others read
-	current    *tenure    // from before its work starts until that returned
-	holds      string     // the leader as last observed,
-	holdsUntil instant    // and for how long that is worth something
-	epoch      int64      // the highest seen
-	heard      bool       // the database gave a good answer,
-	answered   instant    // the last time
-	failure    error      // what it gave instead since then
 }
 
 func newRun(s store, name, holder string, ttl time.Duration, log *slog.Logger) *run {
 	return &run{
-		store: s, name: name, holder: holder, ttl: ttl, clock: machineClock,
-		log:   log.With("lease", name, "holder", holder),
-		slots: make(chan struct{}, maxInFlight),
+		store: s, name: name, ttl: ttl,
+		log:    log.With("lease", name, "holder", holder),
+		flight: make(flight, maxInFlight),
+		view:   view{clock: machineClock, fresh: ttl},
 	}
 }
 
@@ -207,7 +194,7 @@ func newRun(s store, name, holder string, ttl time.Duration, log *slog.Logger) *
 func (r *run) campaign(ctx context.Context, work func(context.Context)) {
 	r.tally = electors.join(r)
 	defer electors.leave(r)
-	defer r.settle()
+	defer func() { r.flight.settle(r.parting()) }()
 	for {
 		t := r.follow(ctx)
 		if t == nil {
@@ -244,13 +231,14 @@ func (r *run) follow(ctx context.Context) *tenure {
 // consider polls once and takes the lease if the rules of the watch allow it. Otherwise it says when to poll again.
 func (r *run) consider(ctx context.Context) (t *tenure, wait time.Duration, err error) {
 	sent := r.clock()
-	row, err := ask(ctx, r, r.patience(), r.store.poll)
+	row, err := ask(ctx, r.flight, r.patience(), r.store.poll)
 	if err != nil {
 		return nil, 0, err
 	}
 	now := r.clock()
 	r.watch.note(row, sent, now)
-	r.observe(now)
+	holder, until := r.watch.leader()
+	r.observe(holder, until, r.watch.epoch)
 
 	wait = spread(r.ttl / 3)
 	if back := r.standby.left(now); back > 0 {
@@ -281,7 +269,7 @@ func (r *run) take(ctx context.Context, g guard) (*tenure, error) {
 	defer cancel()
 	limit := max(r.trust(), r.patience())
 	sent := r.clock()
-	if !r.send(taking, limit, func(ctx context.Context) {
+	if !r.flight.send(taking, limit, func(ctx context.Context) {
 		term, ok, err := r.store.take(ctx, seen, g)
 		answer <- won{term, ok, err}
 	}) {
@@ -297,11 +285,11 @@ func (r *run) take(ctx context.Context, g guard) (*tenure, error) {
 			}
 			r.watch.lead(a.term.Epoch)
 			r.hear()
-			if t := newTenure(ctx, a.term, sent, r.ttl, r.clock); t.leads() {
+			t := newTenure(ctx, a.term, sent, r.ttl, r.clock)
+			if t.leads() {
 				return t, nil
-			} else {
-				t.end(byRelease)
 			}
+			t.end(byRelease)
 			r.release(a.term)
 			return nil, nil
 		case <-done:
@@ -437,7 +425,7 @@ func (r *run) attend(ctx context.Context, t *tenure, finished <-chan ending) end
 // that a slow database is heard as well as one with a dead connection.
 func (r *run) renew(attempts context.Context, t *tenure, answers chan<- renewal) {
 	sent := r.clock()
-	r.send(attempts, r.ttl/3, func(ctx context.Context) {
+	r.flight.send(attempts, r.ttl/3, func(ctx context.Context) {
 		a := renewal{sent: sent}
 		a.renewed, a.err = r.store.renew(ctx, t.term)
 		a.took = r.clock().mono - sent.mono
@@ -486,12 +474,21 @@ func (r *run) untilDue(t *tenure) time.Duration {
 	return max(r.clock().until(t.sent.plus(r.ttl/3)), leastPause)
 }
 
+// trouble notes an error of the database, and logs it: the first, and then at most once per TTL.
+func (r *run) trouble(op string, err error) {
+	r.fail(err)
+	if now := r.clock(); r.quiet.left(now) == 0 {
+		r.quiet = now.plus(r.ttl)
+		r.log.Warn("lease: trouble with the database", "op", op, "error", err)
+	}
+}
+
 // release gives a term's row back, within bounds; failing that, the row expires by itself.
 func (r *run) release(term Term) {
 	ctx, cancel := context.WithTimeout(context.Background(), r.parting())
 	defer cancel()
 	for {
-		_, err := ask(ctx, r, r.parting(), func(ctx context.Context) (struct{}, error) {
+		_, err := ask(ctx, r.flight, r.parting(), func(ctx context.Context) (struct{}, error) {
 			return struct{}{}, r.store.release(ctx, term)
 		})
 		if err == nil {
@@ -505,19 +502,6 @@ func (r *run) release(term Term) {
 	}
 }
 
-// settle waits, within bounds, for the statements that have not returned.
-func (r *run) settle() {
-	bound := time.NewTimer(r.parting())
-	defer bound.Stop()
-	for range maxInFlight {
-		select {
-		case r.slots <- struct{}{}:
-		case <-bound.C:
-			return
-		}
-	}
-}
-
 // trust is how long a leader may count on a statement that succeeded, from its sending.
 func (r *run) trust() time.Duration { return r.ttl - r.ttl/3 }
 
@@ -526,146 +510,3 @@ func (r *run) patience() time.Duration { return max(r.ttl/3, 50*time.Millisecond
 
 // parting bounds each of the two waits for the database at the end: for a release, and for what is still in flight.
 func (r *run) parting() time.Duration { return max(min(r.ttl/3, 5*time.Second)/2, 50*time.Millisecond) }
-
-var (
-	errBusy   = errors.New("too many statements without an answer")
-	errSilent = errors.New("no answer")
-)
-
-// send runs a statement in a goroutine of its own, with limit as its timeout. It is false when too many have not returned.
-func (r *run) send(ctx context.Context, limit time.Duration, statement func(context.Context)) bool {
-	select {
-	case r.slots <- struct{}{}:
-	default:
-		return false
-	}
-	go func() {
-		defer func() { <-r.slots }()
-		ctx, cancel := context.WithTimeout(ctx, limit)
-		defer cancel()
-		statement(ctx)
-	}()
-	return true
-}
-
-// ask sends a statement and waits for its answer: for limit at most, and no longer than ctx, whatever the driver does with either.
-func ask[T any](ctx context.Context, r *run, limit time.Duration, statement func(context.Context) (T, error)) (T, error) {
-	type answer struct {
-		value T
-		err   error
-	}
-	var none T
-	answers := make(chan answer, 1)
-	if !r.send(ctx, limit, func(ctx context.Context) {
-		value, err := statement(ctx)
-		answers <- answer{value, err}
-	}) {
-		return none, errBusy
-	}
-	bound := time.NewTimer(limit)
-	defer bound.Stop()
-	select {
-	case a := <-answers:
-		return a.value, a.err
-	case <-ctx.Done():
-		return none, context.Cause(ctx)
-	case <-bound.C:
-		return none, errSilent
-	}
-}
-
-// spread jitters a pause: between three quarters of d and d.
-func spread(d time.Duration) time.Duration { return d - rand.N(d/4+1) }
-
-// sleep pauses, and reports whether ctx lived through it.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
-	}
-}
-
-// publish lets others see the tenure whose work runs, or that there is none.
-func (r *run) publish(t *tenure) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.current = t
-}
-
-// tenure is the one whose work runs, whether or not it may still go on; nil if none does.
-func (r *run) tenure() *tenure {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.current
-}
-
-// observe lets others see who leads, after a poll that was answered.
-func (r *run) observe(now instant) {
-	holder, until := r.watch.leader()
-	r.mu.Lock()
-	r.holds, r.holdsUntil, r.epoch = holder, until, r.watch.epoch
-	r.mu.Unlock()
-	r.hear()
-}
-
-// highest is the highest epoch seen.
-func (r *run) highest() int64 {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.current != nil {
-		return max(r.epoch, r.current.term.Epoch)
-	}
-	return r.epoch
-}
-
-// leader is who leads, as last observed.
-func (r *run) leader() (string, bool) {
-	if t := r.tenure(); t != nil && t.held() {
-		return t.term.Holder, true
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.holds == "" || r.holdsUntil.left(r.clock()) == 0 {
-		return "", false
-	}
-	return r.holds, true
-}
-
-// hear notes that the database answered.
-func (r *run) hear() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.heard, r.answered, r.failure = true, r.clock(), nil
-}
-
-// trouble notes that it did not, or with an error; and logs that, but only now and then.
-func (r *run) trouble(op string, err error) {
-	now := r.clock()
-	r.mu.Lock()
-	r.failure = err
-	r.mu.Unlock()
-	if r.quiet.left(now) == 0 {
-		r.quiet = now.plus(r.ttl)
-		r.log.Warn("lease: trouble with the database", "op", op, "error", err)
-	}
-}
-
-func (r *run) health() error {
-	if t := r.tenure(); t != nil && !t.held() {
-		return fmt.Errorf("work outlives its term: %w", ErrLost)
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	silence := r.clock().mono - r.answered.mono
-	switch {
-	case r.heard && silence <= r.ttl:
-		return nil
-	case r.failure != nil:
-		return fmt.Errorf("no good answer from the database: %w", r.failure)
-	}
-	return errors.New("no answer from the database yet")
-}

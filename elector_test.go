@@ -431,6 +431,20 @@ func TestAnAcquisitionInFlightAtTheEndIsAwaitedAndGivenBack(t *testing.T) {
 	})
 }
 
+func TestRunReturnsOnlyAfterItsStatementsHave(t *testing.T) {
+	inBubble(t, func(t *testing.T, c *cluster) {
+		a := c.add("A")
+		a.store.inject(func(string) fault { return fault{before: T / 12, deaf: true} }) // it returns, but not at once
+		c.run(a, untilCancelled)
+		c.pass(T/24 + tick)
+		a.stop(nil)
+		<-a.done
+		if n := a.store.pending(); n != 0 {
+			t.Errorf("%d statements are still on their way", n)
+		}
+	})
+}
+
 func TestResignHandsOverAndStandsBack(t *testing.T) {
 	inBubble(t, func(t *testing.T, c *cluster) {
 		a, b := c.start("A"), c.start("B")

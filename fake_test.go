@@ -83,6 +83,7 @@ type fakeStore struct {
 	fault  func(statement string) fault
 	sent   []string // the statements, in order
 	times  []time.Time
+	open   int       // not returned
 	polled time.Time // the last poll that was answered well was sent
 }
 
@@ -115,6 +116,13 @@ func (s *fakeStore) count(statement string) (n int) {
 	return n
 }
 
+// pending says how many statements have not returned.
+func (s *fakeStore) pending() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.open
+}
+
 // sentAt is when each statement was sent.
 func (s *fakeStore) sentAt() []time.Time {
 	s.mu.Lock()
@@ -125,11 +133,17 @@ func (s *fakeStore) sentAt() []time.Time {
 func (s *fakeStore) do(ctx context.Context, statement string, carryOut func()) error {
 	s.mu.Lock()
 	s.sent, s.times = append(s.sent, statement), append(s.times, time.Now())
+	s.open++
 	var f fault
 	if s.fault != nil {
 		f = s.fault(statement)
 	}
 	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.open--
+	}()
 	if f.fail != nil {
 		return f.fail
 	}
