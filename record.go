@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"reflect"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -86,37 +85,41 @@ const stillLive = time.Duration(0)
 type statements struct {
 	name, table string // the table, plain and quoted
 
-	poll, list, seed, take, renew, releaseHeld, releaseTerm, fence string
-	columns                                                        string
+	poll, list, seed, take, renew, releaseHeld, releaseTerm, fence, columns string
 }
 
+// In these texts ?1 is the caller's time, or NULL for the database's clock. {clock} reads that time, anew wherever it stands; {now} is one
+// reading of it for the whole statement, which some databases must take in {from}.
 const (
 	// The clock comes first, so that a row that is missing still brings it.
 	pollSQL = `SELECT c.now, l.name, l.holder, l.epoch, l.expires_at, l.acquired_at, l.renewed_at
-FROM (SELECT {now} AS now) AS c LEFT JOIN {table} AS l ON l.name = ?`
+FROM (SELECT {clock} AS now) AS c LEFT JOIN {table} AS l ON l.name = ?2`
 
 	listSQL = `SELECT c.now, l.name, l.holder, l.epoch, l.expires_at, l.acquired_at, l.renewed_at
-FROM (SELECT {now} AS now) AS c INNER JOIN {table} AS l ON l.epoch > 0 OR l.holder <> '' ORDER BY l.name`
+FROM (SELECT {clock} AS now) AS c INNER JOIN {table} AS l ON l.epoch > 0 OR l.holder <> '' ORDER BY l.name`
 
-	// A take locks the row first, where the database has row locks: it then waits for the transactions that fenced themselves with the
-	// current term. The clock is read after that wait, in the select around it, so that the new term is whole. The guard is checked
-	// again by the database on the row as the wait left it.
-	takeSQL = `UPDATE {table} AS l SET holder = ?, epoch = l.epoch + 1, acquired_at = c.now, renewed_at = c.now, expires_at = c.now + ?
-FROM (SELECT g.name, {now} AS now{durable} FROM (
-	SELECT name FROM {table} WHERE name = ? AND epoch = ? AND (holder = '' OR expires_at <= {now} OR renewed_at = {unchanged}){lock}
-) AS g) AS c
-WHERE l.name = c.name AND l.epoch = ?`
+	seedSQL = `INSERT INTO {table} (name, holder, epoch, expires_at, acquired_at, renewed_at) VALUES (?1, '', ?2, 0, 0, 0)
+ON CONFLICT (name) DO NOTHING`
+
+	takeSQL = `UPDATE {table} AS l SET holder = ?4, epoch = l.epoch + 1, acquired_at = {now}, renewed_at = {now}, expires_at = {now} + ?5{locked}
+WHERE l.name = ?2 AND l.epoch = ?3 AND (l.holder = '' OR l.expires_at <= {now} OR l.renewed_at = CAST(?6 AS BIGINT))`
+
+	// Where there are row locks, a take locks the row first: it then waits for the transactions that fenced themselves with the term
+	// before. The clock is read after that wait, in the select around it, so that the new term is whole.
+	lockedSQL = `
+FROM (SELECT {clock} AS now{durable} FROM (
+	SELECT name FROM {table} WHERE name = ?2 AND epoch = ?3 AND (holder = '' OR expires_at <= {clock} OR renewed_at = CAST(?6 AS BIGINT)) FOR UPDATE
+) AS g) AS c`
 
 	// A renewal reads the clock before it waits for anything, so that one that lands late extends nothing past what its sender counts on.
-	renewSQL = `UPDATE {table} AS l SET expires_at = c.now + ?, renewed_at = c.now
-FROM (SELECT {now} AS now{durable}) AS c
-WHERE l.name = ? AND l.holder = ? AND l.epoch = ? AND l.expires_at > c.now + ? AND l.renewed_at <= ?`
+	renewSQL = `UPDATE {table} AS l SET expires_at = {now} + ?5, renewed_at = {now}{from}
+WHERE l.name = ?2 AND l.holder = ?3 AND l.epoch = ?4 AND l.expires_at > {now} + ?6 AND l.renewed_at <= ?7`
 
-	releaseHeldSQL = `UPDATE {table} AS l SET holder = '', expires_at = c.now
-FROM (SELECT {now} AS now) AS c WHERE l.name = ? AND l.holder = ? AND l.expires_at > c.now`
+	releaseHeldSQL = `UPDATE {table} AS l SET holder = '', expires_at = {now}{from}
+WHERE l.name = ?2 AND l.holder = ?3 AND l.expires_at > {now}`
 
-	releaseTermSQL = `UPDATE {table} AS l SET holder = '', expires_at = c.now
-FROM (SELECT {now} AS now) AS c WHERE l.name = ? AND l.holder = ? AND l.epoch = ?`
+	releaseTermSQL = `UPDATE {table} AS l SET holder = '', expires_at = {now}{from}
+WHERE l.name = ?2 AND l.holder = ?3 AND l.epoch = ?4`
 )
 
 // statementsOf keeps the finished texts by dialect and table, since they are needed at every call.
@@ -128,46 +131,30 @@ func (d *dialect) statements(table string) *statements {
 	if known, ok := statementsOf.Load(key); ok {
 		return known.(*statements)
 	}
-	quoted := `"` + strings.ReplaceAll(table, ".", `"."`) + `"`
-	bare := "'" + table + "'"
-	if space, rest, ok := strings.Cut(table, "."); ok {
-		bare = "'" + rest + "', '" + space + "'"
+	space, bare, qualified := strings.Cut(table, ".")
+	quoted, argument := `"`+table+`"`, `'`+table+`'`
+	if qualified {
+		quoted, argument = `"`+space+`"."`+bare+`"`, `'`+bare+`', '`+space+`'`
 	}
-	fill := strings.NewReplacer(
-		"{table}", quoted,
-		"{now}", "COALESCE(CAST(? AS BIGINT), "+d.clock+")", // the caller's time, or NULL for the database's
-		"{unchanged}", "CAST(? AS BIGINT)",
-		"{durable}", d.durable,
-		"{lock}", d.lock,
-		"{bare}", bare, // as arguments, the schema last
-	)
-	text := func(sql string) string { return d.placeholders(fill.Replace(sql)) }
-	s := &statements{
-		name: table, table: quoted,
-		poll: text(pollSQL), list: text(listSQL), seed: text(d.seed), take: text(takeSQL), renew: text(renewSQL),
-		releaseHeld: text(releaseHeldSQL), releaseTerm: text(releaseTermSQL), fence: text(d.fence),
-		columns: text(d.columns),
+	// What stands for something may contain what comes after it.
+	replace := [][2]string{
+		{"{locked}", d.locked}, {"{from}", d.from}, {"{now}", d.now}, {"{durable}", d.durable},
+		{"{clock}", "COALESCE(CAST(?1 AS BIGINT), " + d.clock + ")"},
+		{"{table}", quoted}, {"{argument}", argument}, {"?", d.parameter},
 	}
-	known, _ := statementsOf.LoadOrStore(key, s)
-	return known.(*statements)
-}
-
-// placeholders writes ? as $1, $2 … where the database wants it so.
-func (d *dialect) placeholders(sql string) string {
-	if !d.numbered {
+	text := func(sql string) string {
+		for _, r := range replace {
+			sql = strings.ReplaceAll(sql, r[0], r[1])
+		}
 		return sql
 	}
-	var b strings.Builder
-	n := 0
-	for _, r := range sql {
-		if r == '?' {
-			n++
-			b.WriteString("$" + strconv.Itoa(n))
-			continue
-		}
-		b.WriteRune(r)
-	}
-	return b.String()
+	known, _ := statementsOf.LoadOrStore(key, &statements{
+		name: table, table: quoted,
+		poll: text(pollSQL), list: text(listSQL), seed: text(seedSQL), take: text(takeSQL), renew: text(renewSQL),
+		releaseHeld: text(releaseHeldSQL), releaseTerm: text(releaseTermSQL),
+		fence: text(d.fence), columns: text(d.columns),
+	})
+	return known.(*statements)
 }
 
 // poll reads the row of a lease, and the clock. One SELECT, which writes nothing and locks nothing.
@@ -217,8 +204,7 @@ func (h *handle) take(ctx context.Context, name, holder string, ttl time.Duratio
 	if g == ifUnchanged {
 		unchanged = toMicros(seen.RenewedAt)
 	}
-	clock := clockArg(now)
-	n, err := h.exec(ctx, h.statements.take, holder, ttlMicros(ttl), clock, name, seen.Epoch, clock, unchanged, seen.Epoch)
+	n, err := h.exec(ctx, h.statements.take, clockArg(now), name, seen.Epoch, holder, ttlMicros(ttl), unchanged)
 	return n == 1, err
 }
 
@@ -230,7 +216,7 @@ func (h *handle) renew(ctx context.Context, t Term, ttl time.Duration, now time.
 		latest = now.UnixMicro()
 	}
 	n, err := h.exec(ctx, h.statements.renew,
-		ttlMicros(ttl), clockArg(now), t.Name, t.Holder, t.Epoch, left.Microseconds(), latest)
+		clockArg(now), t.Name, t.Holder, t.Epoch, ttlMicros(ttl), left.Microseconds(), latest)
 	return n == 1, err
 }
 
@@ -248,7 +234,7 @@ func (h *handle) releaseTerm(ctx context.Context, t Term, now time.Time) error {
 
 // fence reports whether a term is in force and, in the transaction that the handle is, holds off its successor.
 func (h *handle) fence(ctx context.Context, t Term, now time.Time) (bool, error) {
-	n, err := h.exec(ctx, h.statements.fence, t.Name, t.Holder, t.Epoch, clockArg(now))
+	n, err := h.exec(ctx, h.statements.fence, clockArg(now), t.Name, t.Holder, t.Epoch)
 	return n == 1, err
 }
 

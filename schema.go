@@ -15,40 +15,40 @@ import (
 	"gorm.io/gorm/logger"
 )
 
-// A dialect is all that differs between databases.
+// A dialect is all that differs between databases. Its texts use what record.go's do.
 type dialect struct {
-	name     string
-	numbered bool     // $1, $2 … instead of ?
-	clock    string   // the time now, in microseconds since the Unix epoch, read anew by every statement
-	lock     string   // ends a SELECT that locks its row against fences and other takeovers
-	durable  string   // one more column of a SELECT, which makes the statement's commit wait for the disk
-	seed     string   // inserts a row, or does nothing
-	fence    string   // touches one row, and holds a takeover off until the transaction ends; or touches none
-	ddl      string   // what the migrator runs on an empty database
-	alone    []string // makes a transaction the only one that migrates, and impatient for locks
-	columns  string   // the name, type and uniqueness of each column of a table, from the catalogue
-	memory   string   // the file behind the database, empty for one in memory; "" where there is no such thing
+	name      string
+	parameter string // what comes before a parameter's number
+	clock     string // the time now, in microseconds since the Unix epoch
+	now, from string // one reading of {clock} for a whole statement, and what that needs
+	locked    string // the same for a take, which locks its row first, against fences and other takes
+	durable   string // one more column of a SELECT, which makes the statement's commit wait for the disk
+	fence     string // touches one row, and holds a take off until the transaction ends; or touches none
+	ddl       string // what the migrator runs on an empty database
+	columns   string // the name, type and uniqueness of each column of a table, and whether it must be given, from the catalogue
+	memory    string // the file behind the database, empty for one in memory; "" where there is no such thing
+
+	alone []string // makes a transaction the only one that migrates, and impatient for locks
 
 	noTable, contention, readOnly, already func(error) bool
 }
 
-const insertSeed = `INSERT INTO {table} (name, holder, epoch, expires_at, acquired_at, renewed_at) VALUES (?, '', ?, 0, 0, 0) ON CONFLICT (name) DO NOTHING`
-
 var dialects = []*dialect{
 	{
-		name:     "postgres",
-		numbered: true,
-		clock:    `(extract(epoch from clock_timestamp())*1000000)::bigint`, // now() stands still in a transaction
-		lock:     ` FOR UPDATE`,
+		name:      "postgres",
+		parameter: "$",
+		clock:     `(extract(epoch from clock_timestamp())*1000000)::bigint`, // now() stands still in a transaction
+		now:       `c.now`,
+		from:      "\nFROM (SELECT {clock} AS now{durable}) AS c",
+		locked:    lockedSQL,
 		durable: `, set_config('synchronous_commit', CASE current_setting('synchronous_commit')
 	WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END, true) AS durable`,
-		seed: insertSeed,
 		// KEY SHARE lets renewals pass, and not a take, which locks FOR UPDATE. A client that freezes in this transaction is cut off after
 		// the lease's ttl, or sooner where the session is stricter.
 		fence: `SELECT set_config('idle_in_transaction_session_timeout', LEAST(
 	GREATEST((expires_at - renewed_at) / 1000, 1), 2147483647,
 	NULLIF(extract(epoch from current_setting('idle_in_transaction_session_timeout')::interval) * 1000, 0)::bigint)::text, true)
-FROM {table} WHERE name = ? AND holder = ? AND epoch = ? AND expires_at > {now} FOR KEY SHARE`,
+FROM {table} WHERE name = ?2 AND holder = ?3 AND epoch = ?4 AND expires_at > {clock} FOR KEY SHARE`,
 		ddl: `CREATE TABLE "leases" (
 	"name" varchar(100) NOT NULL,
 	"holder" varchar(200) NOT NULL DEFAULT (''),
@@ -73,11 +73,12 @@ FROM pg_attribute AS a WHERE a.attrelid = to_regclass('{table}') AND a.attnum > 
 		already:    states("42P07", "42701", "23505", "42710", "XX000"), // duplicate_table, _column; of the catalogue's own rows
 	},
 	{
-		name:  "sqlite",
-		clock: `(CAST(ROUND((julianday('now')-2440587.5)*86400000) AS INTEGER)*1000)`, // milliseconds is what it has
-		seed:  insertSeed,
+		name:      "sqlite",
+		parameter: "?",
+		clock:     `(CAST(ROUND((julianday('now')-2440587.5)*86400000) AS INTEGER)*1000)`, // milliseconds is what it has
+		now:       `{clock}`,                                                              // which stands still during a statement
 		// Any write takes SQLite's one write lock; a SELECT would fence nothing.
-		fence: `UPDATE {table} SET epoch = epoch WHERE name = ? AND holder = ? AND epoch = ? AND expires_at > {now}`,
+		fence: `UPDATE {table} SET epoch = epoch WHERE name = ?2 AND holder = ?3 AND epoch = ?4 AND expires_at > {clock}`,
 		ddl: strings.ReplaceAll(`CREATE TABLE "leases" (
 	"name" text NOT NULL,
 	"holder" text NOT NULL DEFAULT (''),
@@ -90,9 +91,9 @@ FROM pg_attribute AS a WHERE a.attrelid = to_regclass('{table}') AND a.attnum > 
 `, `"`, "`"),
 		columns: `SELECT name,
 	CASE WHEN type LIKE 'bigint' OR type LIKE 'integer' THEN 'number' WHEN type LIKE 'text' OR type LIKE 'varchar%' THEN 'text' ELSE type END,
-	pk = 1 AND NOT EXISTS (SELECT 1 FROM pragma_table_info({bare}) WHERE pk > 1),
+	pk = 1 AND NOT EXISTS (SELECT 1 FROM pragma_table_info({argument}) WHERE pk > 1),
 	"notnull" = 1 AND dflt_value IS NULL
-FROM pragma_table_info({bare})`,
+FROM pragma_table_info({argument})`,
 		memory:     `SELECT file FROM pragma_database_list WHERE name = 'main'`,
 		noTable:    says("no such table", "unknown database", "no such column", "has no column named"),
 		contention: says("database is locked", "database table is locked", "database schema is locked"),
