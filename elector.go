@@ -232,6 +232,9 @@ func (r *run) follow(ctx context.Context) *tenure {
 func (r *run) consider(ctx context.Context) (t *tenure, wait time.Duration, err error) {
 	sent := r.clock()
 	row, err := ask(ctx, r.flight, r.patience(), r.store.poll)
+	if err == nil {
+		err = ctx.Err() // nothing is taken any more
+	}
 	if err != nil {
 		return nil, 0, err
 	}
