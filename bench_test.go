@@ -24,7 +24,7 @@ func BenchmarkRenewal(b *testing.B) {
 			if ok, err := TryAcquire(ctx, db, "job", "A", time.Hour, time.Time{}); !ok || err != nil {
 				b.Fatal(ok, err)
 			}
-			h, err := open(db)
+			h, err := open("db", db)
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -22,7 +22,7 @@
 //  3. A stale writer cannot commit. [Transaction] and [Fence] decide in the database, in the same transaction as the write.
 //  4. The epoch never goes back: not on release, not when the same holder comes again, not on expiry.
 //  5. A lease always comes free. A process that dies, hangs or is cut off holds it for at most one TTL after its last statement
-//     landed; for two, if it froze inside a fenced transaction.
+//     landed; on Postgres for two, if it froze inside a fenced transaction.
 //
 // # What is not
 //
@@ -35,8 +35,11 @@
 // A step of the database's clock by a third of the TTL or more may cost a leader its term. It never makes two among electors that were
 // watching; but a process that starts right after a step forward can take a lease that is still live.
 //
-// While someone else keeps the row locked, or SQLite's file, nobody can take the lease. Work that winds down keeps the lease for as long as
-// that takes; a service that must end in time ends itself:
+// While anyone keeps the row locked, or SQLite's file, nobody can take the lease. A process frozen inside a transaction keeps SQLite's file locked
+// until it wakes or dies. A statement that runs in a fenced transaction on Postgres keeps the row locked until it ends; if its client is
+// gone, the server notices that within a third of the TTL, from version 14 on.
+//
+// Work that winds down keeps the lease for as long as that takes; a service that must end in time ends itself:
 //
 //	stop := context.AfterFunc(ctx, func() { time.AfterFunc(30*time.Second, func() { os.Exit(1) }) })
 //	defer stop()
@@ -49,14 +52,18 @@
 //		return tx.Create(&result).Error // committed in this term, or not at all
 //	})
 //
-// The term comes with the work's context, through tx.WithContext, Begin, Transaction and Session. A handle kept from start-up does not
-// carry it, nor does the style of gorm.G[T] unless it is given tx. Take the fence first, and keep the transaction short: on SQLite it
-// holds up renewals, as any write does. A roll-back to a savepoint from before the fence undoes it. Effects outside the database can be
-// fenced by whoever receives them, if they carry [Term].Epoch along and the receiver refuses a lower one than it has seen.
+// Inside, write through tx alone: tx.Create, gorm.G[T](tx). What goes through db is neither fenced nor rolled back. The term comes with the
+// work's context, through [Transaction], and through tx.WithContext, Begin and Session for [Fence]; a handle kept from start-up does not
+// carry it. Take the fence first, and keep the transaction short: on SQLite it holds up renewals, as any write does, and Postgres ends one
+// that lies idle for a TTL. A roll-back to a savepoint from before the fence undoes it. While work winds down its term is still in force,
+// though its context has ended: a last write takes context.WithoutCancel(ctx).
+//
+// Effects outside the database can be fenced by whoever receives them, if they carry [Term].Epoch along and the receiver refuses a lower
+// one than it has seen.
 //
 // # How a term goes
 //
-// A standby polls at most every third of a TTL, with one SELECT that writes and locks nothing, and once more when the lease should have
+// A standby polls every quarter to third of a TTL, with one SELECT that writes and locks nothing, and once more when the lease should have
 // expired. A takeover is one guarded UPDATE right after a poll. A leader renews every third of a TTL, with one UPDATE; an attempt that fails,
 // or is not answered within a twelfth, is joined by another on another connection, so that a few dead connections or a short
 // restart go unnoticed. A deadline that no statement can hold up cancels the work at two thirds.

@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,12 +16,15 @@ import (
 
 // An Elector runs a function in exactly one of the replicas that campaign for the same lease.
 //
+// An elector holds only terms that it took itself: after a restart it waits for its own row like anyone else, whatever its Holder. To know whether it
+// leads, ask IsLeader; Leader may name its own Holder, from a term that it had before.
+//
 // Set the fields, call [Elector.Run] in a goroutine of your own, and ask the other methods from anywhere; they never block on the
 // database. A zero Elector leads nothing. An Elector must not be copied once it was used.
 type Elector struct {
 	DB     *gorm.DB         // required; not a transaction
 	Name   string           // the lease; required, at most 100 characters
-	Holder string           // what others see of this replica, at most 200 characters; "" means one InstanceID for the whole process
+	Holder string           // a label, at most 200 characters, by which others see this replica; "" means one InstanceID for the whole process
 	TTL    time.Duration    // required; a leader that vanishes is replaced after it, so it also sets the pace: renewals come every third
 	Now    func() time.Time // safe for concurrent use; nil lets the database's clock decide, so that the replicas' need not agree
 	Logger *slog.Logger     // nil means slog.Default()
@@ -51,6 +55,7 @@ func (e *Elector) Run(ctx context.Context, work func(ctx context.Context)) error
 		return wrap(fmt.Sprintf("run %q", e.Name), err)
 	}
 	defer e.finish()
+	r.log.Info("lease: campaigning", "ttl", r.ttl)
 	r.campaign(ctx, work)
 	return nil
 }
@@ -61,17 +66,14 @@ func (e *Elector) begin(ctx context.Context, work func(context.Context)) (*run, 
 	if holder == "" {
 		holder = processHolder()
 	}
-	err := errors.Join(checkName("Elector.Name", e.Name), checkHolder("Elector.Holder", holder), checkTTL("Elector.TTL", e.TTL))
-	if ctx == nil {
-		err = errors.Join(err, invalid("ctx", "is nil"))
-	}
-	if work == nil {
-		err = errors.Join(err, invalid("work", "is nil"))
-	}
+	err := cmp.Or(checkCtx(ctx), checkName("Elector.Name", e.Name), checkHolder("Elector.Holder", holder), checkTTL("Elector.TTL", e.TTL))
 	if err != nil {
 		return nil, err
 	}
-	h, err := open(e.DB)
+	if work == nil {
+		return nil, invalid("work", "is nil")
+	}
+	h, err := open("Elector.DB", e.DB)
 	if err != nil {
 		return nil, err
 	}
@@ -304,7 +306,7 @@ func (r *run) take(ctx context.Context, g guard) (*tenure, error) {
 					r.release(a.term)
 				}
 			}()
-			return nil, errSilent
+			return nil, fmt.Errorf("%w to a takeover; is the row locked?", errSilent)
 		}
 	}
 }
@@ -319,14 +321,19 @@ func (r *run) lead(ctx context.Context, t *tenure, work func(context.Context)) {
 
 	cause := context.Cause(t.ctx) // nil if work returned by itself
 	t.end(byRelease)
-	if end.panicked != nil {
-		r.log.Error("lease: work panicked", "epoch", t.term.Epoch, "panic", end.panicked, "stack", string(end.stack))
-	}
-	switch reason, lost := t.lost(); {
-	case lost && reason != byDeadline && reason != byRefusal:
-		r.log.Info("lease: work has ended after its lease was lost", "epoch", t.term.Epoch)
+	log := r.log.With("epoch", t.term.Epoch)
+	reason, lost := t.lost()
+	switch {
+	case end.panicked != nil:
+		log.Error("lease: work panicked", "panic", end.panicked, "stack", string(end.stack))
+	case lost:
+		log.Info("lease: work has ended, after its lease was lost", "reason", reason)
+	case cause == nil:
+		log.Info("lease: work has returned by itself; releasing")
 	default:
-		r.log.Info("lease: work has ended; releasing", "epoch", t.term.Epoch, "cause", cause)
+		log.Info("lease: work has ended; releasing", "cause", cause)
+	}
+	if !lost || reason == byDeadline || reason == byRefusal { // the row may still be its own
 		r.release(t.term)
 	}
 	if end.panicked != nil {
@@ -463,6 +470,8 @@ func (r *run) judge(t *tenure, a renewal) time.Duration {
 		return r.untilDue(t)
 	case !row.exists:
 		t.end(byDeletion)
+	case row.Epoch == t.term.Epoch && row.Holder == "":
+		t.end(byOthers)
 	case row.Epoch != t.term.Epoch || row.Holder != t.term.Holder:
 		t.end(byTakeover)
 	case row.ExpiresAt.Sub(row.now) <= r.ttl/3:

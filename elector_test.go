@@ -500,7 +500,7 @@ func TestWorkThatReturnsByItselfGivesTheLeaseBackAndIsPaced(t *testing.T) { // C
 				if a.terms() < 10 || a.terms() > 20 || b.terms() < 10 || b.terms() > 20 {
 					t.Errorf("%d and %d terms in ten TTL", a.terms(), b.terms())
 				}
-				if !strings.Contains(a.log.String(), "work has ended") {
+				if !strings.Contains(a.log.String(), "returned by itself") {
 					t.Errorf("it was not logged:\n%s", a.log)
 				}
 			})
@@ -808,7 +808,7 @@ func TestBadFieldsAreRefusedAtOnceBeforeAnySQL(t *testing.T) { // C10, C17, C64
 		"Elector.Name":   {DB: db, TTL: time.Second},
 		"Elector.Holder": {DB: db, Name: "job", Holder: strings.Repeat("é", 201), TTL: time.Second},
 		"Elector.TTL":    {DB: db, Name: "job", TTL: -1},
-		"db":             {Name: "job", TTL: time.Second},
+		"Elector.DB is":  {Name: "job", TTL: time.Second},
 		"DryRun":         {DB: db.Session(&gorm.Session{DryRun: true}), Name: "job", TTL: time.Second},
 		"Elector.DB":     {DB: tx, Name: "job", TTL: time.Second},
 	} {

@@ -96,8 +96,16 @@ func ExampleTransaction() {
 	ctx := context.Background()
 	db.Exec("CREATE TABLE results (text TEXT)")
 
-	_, _ = lease.TryAcquire(ctx, db, "report", "replica-1", time.Minute, time.Time{})
-	ctx = lease.WithTerm(ctx, lease.Term{Name: "report", Holder: "replica-1", Epoch: 1}) // an Elector's work has this already
+	// An Elector's work finds its term in its context. By hand:
+	const me = "replica-1"
+	if held, err := lease.TryAcquire(ctx, db, "report", me, time.Minute, time.Time{}); err != nil || !held {
+		return
+	}
+	status, err := lease.Find(ctx, db, "report")
+	if err != nil || !status.Held || status.Holder != me {
+		return
+	}
+	ctx = lease.WithTerm(ctx, lease.Term{Name: "report", Holder: me, Epoch: status.Epoch})
 
 	write := func() error {
 		return lease.Transaction(ctx, db, func(tx *gorm.DB) error {

@@ -588,6 +588,36 @@ func TestALeaderFrozenInsideAFencedTransactionIsReplacedWithinTwoTTLs(t *testing
 	b.keeps(b.leads(time.Second), ttl)
 }
 
+func TestALeaderThatDiesDuringALongFencedStatementIsReplaced(t *testing.T) { // C75
+	t.Parallel()
+	const ttl = 1500 * time.Millisecond
+	db := dbtest.Postgres(t)
+	direct := withTable(t, db)
+	proxy := faultproxy.New(t, db.Addr())
+	led := db.OpenDSN(t, db.DSNVia(proxy.Addr()))
+	l := newLedger(t)
+	died := make(chan error, 1)
+	a := l.start(led, "A", ttl, func(ctx context.Context) {
+		died <- Transaction(ctx, led, func(tx *gorm.DB) error { return tx.Exec("SELECT pg_sleep(60)").Error })
+		<-ctx.Done()
+	})
+	a.leads(5 * time.Second)
+	within(t, 5*time.Second, "the statement runs", func() bool {
+		return number(t, direct, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE '%pg_sleep(60)' AND state = 'active'") == 1
+	})
+	b := l.start(direct, "B", ttl, nil)
+	// To the server it looks as if A's process were gone.
+	proxy.Refuse()
+	proxy.Reset()
+	gone := time.Now()
+	b.leads(2*ttl + noise)
+	t.Logf("replaced %v after it died", time.Since(gone))
+	if err := <-died; err == nil {
+		t.Error("it committed")
+	}
+	a.stop()
+}
+
 func TestAFencedTransactionLeftIdleIsCutOffAndItsCommitFails(t *testing.T) { // C75
 	t.Parallel()
 	const ttl = 1500 * time.Millisecond

@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -53,9 +54,9 @@ func TermFrom(ctx context.Context) (Term, bool) {
 // The context reaches tx through [Transaction], tx.WithContext, and GORM's Begin and Transaction on a handle that has it; a handle
 // kept from start-up does not carry it.
 //
-// Take the fence first. On Postgres it lets renewals pass, and ends the session if the transaction then lies idle for longer than the
-// lease's TTL. On SQLite it takes the one write lock, which renewals wait for: keep such transactions well under a third of the TTL. A
-// roll-back to an earlier savepoint undoes it.
+// Take the fence first. On Postgres it lets renewals pass, and the server ends the session if the transaction then lies idle between two
+// statements for the lease's TTL. On SQLite it takes the one write lock, which renewals wait for: keep such transactions well under a third
+// of the TTL. A roll-back to an earlier savepoint undoes it.
 //
 // It blocks while a takeover is being decided. The error is [ErrLost] when the term is over, which should roll the transaction back;
 // [ErrInvalid] outside a transaction or without a term; else what the database said.
@@ -73,21 +74,17 @@ func Fence(tx *gorm.DB) error {
 // Fence is like the function [Fence], for this term, whatever tx's context carries.
 func (t Term) Fence(tx *gorm.DB) error {
 	op := fmt.Sprintf("fence %q", t.Name)
-	if err := errors.Join(checkName("Term.Name", t.Name), checkHolder("Term.Holder", t.Holder)); err != nil {
+	if err := cmp.Or(checkName("Term.Name", t.Name), checkHolder("Term.Holder", t.Holder)); err != nil {
 		return wrap(op, err)
 	}
-	h, err := open(tx)
+	h, err := open("tx", tx)
 	if err != nil {
 		return wrap(op, err)
 	}
 	if !h.inTx {
 		return wrap(op, invalid("tx", "is not a transaction, so that nothing would be fenced"))
 	}
-	var now time.Time
-	if t.origin != nil {
-		h.statements = h.dialect.statements(t.origin.table)
-		now = clockNow(t.origin.now)
-	}
+	h, now := t.at(h)
 	inForce, err := h.fence(tx.Statement.Context, t, now)
 	if err == nil && !inForce {
 		err = ErrLost
@@ -101,10 +98,19 @@ func (t Term) Fence(tx *gorm.DB) error {
 // It begins the transaction, takes the [Fence] before fn can write, commits when fn returns nil, and rolls back when fn fails or
 // panics. fn's tx carries ctx. On a db that is a transaction already it uses a savepoint in it.
 //
-// It blocks until fn has returned. The error is what fn returned, or what the commit did; joined with [ErrLost] whenever the term was
-// found to be over, since its end cancels ctx and then surfaces as anything ([sql.ErrTxDone], say). Without a term in ctx it is
-// [ErrInvalid]. After a failed commit the outcome is unknown, as with any transaction.
+// Everything that fn writes must go through its tx: tx.Create, or gorm.G[T](tx). What goes through db is neither fenced nor rolled back. A term
+// that an [Elector] won is looked up in that elector's own table, whichever handle of the database this one is.
+//
+// The end of ctx rolls the transaction back. While a work winds down, its term is still in force: a last write takes
+// context.WithoutCancel(ctx).
+//
+// It blocks until fn has returned. The error is what fn returned, or what the commit did; [ErrLost] and that, whenever the term was found to
+// be over, since its end surfaces as anything ([sql.ErrTxDone], say). Without a term in ctx it is [ErrInvalid]. After a failed commit
+// the outcome is unknown, as with any transaction.
 func Transaction(ctx context.Context, db *gorm.DB, fn func(tx *gorm.DB) error, opts ...*sql.TxOptions) error {
+	if err := checkCtx(ctx); err != nil {
+		return wrap("transaction", err)
+	}
 	t, ok := TermFrom(ctx)
 	if !ok {
 		return wrap("transaction", invalid("ctx", "carries no term"))
@@ -113,21 +119,44 @@ func Transaction(ctx context.Context, db *gorm.DB, fn func(tx *gorm.DB) error, o
 	if fn == nil {
 		return wrap(op, invalid("fn", "is nil"))
 	}
-	if _, err := open(db); err != nil {
+	h, err := open("db", db)
+	if err != nil {
 		return wrap(op, err)
 	}
 	s := db.Session(&gorm.Session{NewDB: true, Context: ctx})
 	s.Error = nil
-	err := s.Transaction(func(tx *gorm.DB) error {
+	err = s.Transaction(func(tx *gorm.DB) error {
 		if err := t.Fence(tx); err != nil {
 			return err
 		}
 		return fn(tx)
 	}, opts...)
-	if err != nil && !errors.Is(err, ErrLost) && (ctxLost(ctx) || cutOff(err)) {
-		err = errors.Join(ErrLost, err)
+	if err != nil && !errors.Is(err, ErrLost) && (ctxLost(ctx) || cutOff(err) && t.over(ctx, h)) {
+		err = wrap(op, fmt.Errorf("%w: %w", ErrLost, err))
 	}
 	return err
+}
+
+// cutOff matches the end of a session that lay idle for too long: idle_in_transaction_session_timeout.
+var cutOff = states("25P03")
+
+// over looks whether a term that cannot tell by its context is over. If the database does not say, it is not known to be.
+func (t Term) over(ctx context.Context, h *handle) bool {
+	h, now := t.at(h)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	row, err := h.poll(ctx, t.Name, now)
+	return err == nil && !(row.live() && row.Holder == t.Holder && row.Epoch == t.Epoch)
+}
+
+// at is where a term is looked up, and by which clock.
+func (t Term) at(h *handle) (*handle, time.Time) {
+	if t.origin == nil {
+		return h, time.Time{}
+	}
+	there := *h
+	there.statements = h.dialect.statements(t.origin.table)
+	return &there, clockNow(t.origin.now)
 }
 
 // ctxLost reports whether ctx ended because its term did. Asking the term's own context makes it look at the clock.
@@ -137,9 +166,6 @@ func ctxLost(ctx context.Context) bool {
 	}
 	return errors.Is(context.Cause(ctx), ErrLost)
 }
-
-// cutOff matches the end of a session that lay idle in a fenced transaction: idle_in_transaction_session_timeout.
-var cutOff = states("25P03")
 
 // clockNow reads a caller's clock; without one the zero time lets the database's decide.
 func clockNow(now func() time.Time) time.Time {

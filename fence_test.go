@@ -498,6 +498,26 @@ func TestATransactionThatLiesIdleForTheTTLIsCutOffAndLost(t *testing.T) { // C75
 	}
 }
 
+func TestATransactionThatIsCutOffInATermThatGoesOnIsNotLost(t *testing.T) {
+	db := dbtest.Postgres(t)
+	gdb, other := withNotes(t, db), db.Open(t)
+	const ttl = 250 * time.Millisecond
+	if ok, err := lease.TryAcquire(t.Context(), gdb, "job", "A", ttl, databasesClock); !ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	ctx := lease.WithTerm(t.Context(), lease.Term{Name: "job", Holder: "A", Epoch: 1})
+	err := lease.Transaction(ctx, gdb, func(tx *gorm.DB) error {
+		granted(t, other, "A", databasesClock) // for a minute more
+		waitUntil(t, "the session is cut off", func() bool {
+			return ask[int](t, other, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in%'") == 0
+		})
+		return nil
+	})
+	if err == nil || errors.Is(err, lease.ErrLost) {
+		t.Errorf("the error is %v", err)
+	}
+}
+
 // Transaction
 
 func TestTransactionRollsBackWhenItsFunctionFailsOrPanics(t *testing.T) {

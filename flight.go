@@ -16,7 +16,7 @@ type flight chan struct{}
 
 var (
 	errBusy   = errors.New("too many statements without an answer")
-	errSilent = errors.New("no answer")
+	errSilent = errors.New("no answer in time")
 )
 
 // send runs a statement in a goroutine of its own, with limit as its timeout. It is false when too many have not returned.

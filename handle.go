@@ -29,15 +29,15 @@ type handle struct {
 	inTx       bool          // pool is the caller's transaction
 }
 
-// open checks db and finds its parts. It sends no SQL.
-func open(db *gorm.DB) (*handle, error) {
+// open checks db and finds its parts. It sends no SQL. The argument is what the caller knows db as.
+func open(argument string, db *gorm.DB) (*handle, error) {
 	switch {
 	case db == nil || db.Config == nil || db.Statement == nil || db.Statement.ConnPool == nil:
-		return nil, invalid("db", "is nil, or not opened")
+		return nil, invalid(argument, "is nil, or not opened")
 	case db.DryRun:
-		return nil, invalid("db", "is a DryRun session, which carries nothing out")
+		return nil, invalid(argument, "is a DryRun session, which carries nothing out")
 	}
-	d, err := dialectOf(db.Name())
+	d, err := dialectOf(argument, db.Name())
 	if err != nil {
 		return nil, err
 	}
@@ -67,9 +67,9 @@ func primary(db *gorm.DB) (pool gorm.ConnPool, inTx bool) {
 	return pool, inTx
 }
 
-// Tables returns db's own pool with other tables: prefix + "leases" and prefix + "lease_items". "app_" keeps clear of a table
-// named leases that belongs to someone else; "infra." is a schema of Postgres, which must exist. The last call wins, and an
-// empty prefix is the default again. Sessions and transactions begun from the result keep its tables.
+// Tables returns a handle on db's own pool by which this package uses another table of its own: prefix + "leases". Models of your own are
+// not affected. "app_" keeps clear of a table named leases that belongs to someone else; "infra." is a schema of Postgres, which must
+// exist. The last call wins, and an empty prefix is the default again. Sessions and transactions begun from the result keep its tables.
 //
 // It sends no SQL, and changes nothing about db itself. A prefix that cannot be part of a table's name is [ErrInvalid] wherever
 // the result is used.

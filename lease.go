@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -16,7 +17,7 @@ import (
 // The errors to compare with, through [errors.Is]. What the package returns wraps them with the operation and the name.
 var (
 	ErrLost     = errors.New("lease lost")       // the term is over: expired, taken over, or released
-	ErrInvalid  = errors.New("invalid argument") // found before any SQL was sent; the message names the argument
+	ErrInvalid  = errors.New("invalid argument") // found before anything was changed; the message names the argument
 	ErrResigned = errors.New("lease resigned")   // the cause of a work's end after [Elector.Resign]
 )
 
@@ -39,8 +40,10 @@ const byHand = 10 * time.Second
 // A zero now lets the database's clock decide, which is what replicas with clocks of their own want. Any other now is taken as
 // the time it is; then everyone on this lease must pass their own, from clocks that agree within a third of the ttl.
 //
-// It never waits for the lease to come free. It may block on the database, until ctx ends; each statement for at most ten seconds.
-// A caller that acts on true must stop before now + ttl, counted from before the call.
+// It never waits for the lease to come free. It may block on the database until ctx ends: an attempt that gets no answer fails after ten
+// seconds, but one that only contention stops (a locked SQLite file, say) is repeated. A driver may ignore ctx for a while; SQLite's does
+// for its busy_timeout. A caller that acts on true must stop before now + ttl, counted from before the call. Its term, for a [Fence], is
+// what [Find] then says.
 //
 // On a transaction's handle it joins that transaction: nothing is retried there, and a term counts only after the commit.
 //
@@ -48,10 +51,10 @@ const byHand = 10 * time.Second
 // an error the statement may still have been carried out: ask again.
 func TryAcquire(ctx context.Context, db *gorm.DB, name, holder string, ttl time.Duration, now time.Time) (bool, error) {
 	op := fmt.Sprintf("acquire %q", name)
-	if err := errors.Join(checkName("name", name), checkHolder("holder", holder), checkTTL("ttl", ttl), checkNow(now)); err != nil {
+	if err := cmp.Or(checkCtx(ctx), checkName("name", name), checkHolder("holder", holder), checkTTL("ttl", ttl), checkNow(now)); err != nil {
 		return false, wrap(op, err)
 	}
-	h, err := open(db)
+	h, err := open("db", db)
 	if err != nil {
 		return false, wrap(op, err)
 	}
@@ -90,15 +93,15 @@ func (h *handle) acquire(ctx context.Context, name, holder string, ttl time.Dura
 // Release ends the term in which holder holds the lease name, so that anyone may take it at once. The row stays, and its epoch.
 //
 // It does nothing, and returns nil, when holder does not hold the lease: never did, lost it, or let it expire. A zero now lets
-// the database's clock decide, as in [TryAcquire]. It may block on the database, until ctx ends.
+// the database's clock decide, as in [TryAcquire]. It may block on the database, as TryAcquire does.
 //
 // The error is [ErrInvalid] for a bad name, holder, now or handle, before any SQL; else what the database said.
 func Release(ctx context.Context, db *gorm.DB, name, holder string, now time.Time) error {
 	op := fmt.Sprintf("release %q", name)
-	if err := errors.Join(checkName("name", name), checkHolder("holder", holder), checkNow(now)); err != nil {
+	if err := cmp.Or(checkCtx(ctx), checkName("name", name), checkHolder("holder", holder), checkNow(now)); err != nil {
 		return wrap(op, err)
 	}
-	h, err := open(db)
+	h, err := open("db", db)
 	if err != nil {
 		return wrap(op, err)
 	}
@@ -107,14 +110,14 @@ func Release(ctx context.Context, db *gorm.DB, name, holder string, now time.Tim
 
 // Find returns the lease name as the database's clock sees it, held or not.
 //
-// It is one SELECT, on the primary; it may block on the database, until ctx ends. The error is [gorm.ErrRecordNotFound] when
+// It is one SELECT, on the primary; it may block on the database, as [TryAcquire] does. The error is [gorm.ErrRecordNotFound] when
 // nobody ever held the lease, [ErrInvalid] for a bad name or handle, else what the database said.
 func Find(ctx context.Context, db *gorm.DB, name string) (Status, error) {
 	op := fmt.Sprintf("find %q", name)
-	if err := checkName("name", name); err != nil {
+	if err := cmp.Or(checkCtx(ctx), checkName("name", name)); err != nil {
 		return Status{}, wrap(op, err)
 	}
-	h, err := open(db)
+	h, err := open("db", db)
 	if err != nil {
 		return Status{}, wrap(op, err)
 	}
@@ -130,10 +133,13 @@ func Find(ctx context.Context, db *gorm.DB, name string) (Status, error) {
 
 // List returns every lease that was ever held, ordered by name, as the database's clock sees them.
 //
-// It is one SELECT, on the primary; it may block on the database, until ctx ends. The error is [ErrInvalid] for a bad handle,
+// It is one SELECT, on the primary; it may block on the database, as [TryAcquire] does. The error is [ErrInvalid] for a bad handle,
 // else what the database said.
 func List(ctx context.Context, db *gorm.DB) ([]Status, error) {
-	h, err := open(db)
+	if err := checkCtx(ctx); err != nil {
+		return nil, wrap("list", err)
+	}
+	h, err := open("db", db)
 	if err != nil {
 		return nil, wrap("list", err)
 	}
@@ -178,6 +184,13 @@ func checkString(argument, s string, longest int) error {
 		return invalid(argument, "contains a NUL byte")
 	case n > longest:
 		return invalid(argument, "has %d characters, of at most %d", n, longest)
+	}
+	return nil
+}
+
+func checkCtx(ctx context.Context) error {
+	if ctx == nil {
+		return invalid("ctx", "is nil")
 	}
 	return nil
 }

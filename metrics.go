@@ -167,7 +167,7 @@ func (g *registry) join(r *run) *tally {
 	t := g.tallies[r.name]
 	if t == nil {
 		t = &tally{counts: counts{
-			lost:     map[string]int64{byDeadline: 0, byTakeover: 0, byDeletion: 0, byRefusal: 0},
+			lost:     map[string]int64{byDeadline: 0, byTakeover: 0, byOthers: 0, byDeletion: 0, byRefusal: 0},
 			renewals: map[string]int64{renewalDone: 0, renewalRefused: 0, renewalFailed: 0},
 		}}
 		g.tallies[r.name] = t

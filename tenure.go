@@ -74,6 +74,7 @@ type tenure struct {
 const (
 	byDeadline = "deadline" // no renewal in time
 	byTakeover = "taken"    // the row names another term
+	byOthers   = "released" // by hand
 	byDeletion = "deleted"  // the row is gone
 	byRefusal  = "expired"  // by the clock that decides, the term can no longer be renewed
 	byRelease  = ""         // not lost: given back

@@ -94,6 +94,8 @@ func (v *view) health() error {
 		return nil
 	case v.failure != nil:
 		return fmt.Errorf("no good answer from the database: %w", v.failure)
+	case v.heard:
+		return fmt.Errorf("no answer from the database for %v", silence)
 	}
 	return errors.New("no answer from the database yet")
 }

@@ -42,7 +42,8 @@ func newDemo(o options, where location, db *gorm.DB, out *timeline) *demo {
 func (d *demo) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx) // ends the forwarding of events, too
 	defer cancel()
-	d.out.title("One lease, three replicas, TTL %v. %v.", d.ttl, d.where)
+	d.out.title("One lease, three replicas, TTL %v. %v.\n"+
+		"The leader writes a fenced tick to a table about every 100 ms. A replica that is dead, frozen or leaving is not scraped: -.", d.ttl, d.where)
 	scenes := []struct {
 		title string
 		play  func(context.Context) error
@@ -433,7 +434,7 @@ func (d *demo) judge(ctx context.Context) error {
 }
 
 func (d *demo) report(ticks []Tick, terms []term) {
-	d.out.plain("\n%s", d.out.paint(faint, "   epoch  replica  ticks  nobody wrote before, for"))
+	d.out.plain("\n%s", d.out.paint(faint, "   epoch  replica  ticks  gap before it"))
 	for i, t := range terms {
 		gap := ""
 		if i > 0 {
