@@ -147,9 +147,9 @@ func (e *Elector) Resign() {
 func (e *Elector) Health() error {
 	r := e.current()
 	if r == nil {
-		return wrap(fmt.Sprintf("elector %q", e.Name), errors.New("is not running"))
+		return wrap("elector", errors.New("is not running"))
 	}
-	return wrap(fmt.Sprintf("elector %q", e.Name), r.health())
+	return wrap(fmt.Sprintf("elector %q", r.name), r.health())
 }
 
 // A store is what an elector asks of the table: four statements, each of which may block until its context ends, or longer with a
@@ -232,7 +232,6 @@ func (r *run) follow(ctx context.Context) *tenure {
 
 // consider polls once and takes the lease if the rules of the watch allow it. Otherwise it says when to poll again.
 func (r *run) consider(ctx context.Context) (t *tenure, wait time.Duration, err error) {
-	sent := r.clock()
 	row, err := ask(ctx, r.flight, r.patience(), r.store.poll)
 	if err == nil {
 		err = ctx.Err() // nothing is taken any more
@@ -241,7 +240,7 @@ func (r *run) consider(ctx context.Context) (t *tenure, wait time.Duration, err 
 		return nil, 0, err
 	}
 	now := r.clock()
-	r.watch.note(row, sent, now)
+	r.watch.note(row, now, r.ttl)
 	holder, until := r.watch.leader()
 	r.observe(holder, until, r.watch.epoch)
 
@@ -249,9 +248,9 @@ func (r *run) consider(ctx context.Context) (t *tenure, wait time.Duration, err 
 	if back := r.standby.left(now); back > 0 {
 		return nil, min(wait, back), nil
 	}
-	guard, left := r.watch.free(now, r.ttl)
+	guard, left := r.watch.free(r.ttl)
 	if left > 0 {
-		return nil, min(wait, left+rand.N(r.ttl/32+1)), nil // not all contenders at once
+		return nil, min(wait, saturatingAdd(left, rand.N(r.ttl/32+1))), nil // not all contenders at once
 	}
 	t, err = r.take(ctx, guard)
 	return t, wait, err
@@ -314,9 +313,10 @@ func (r *run) take(ctx context.Context, g guard) (*tenure, error) {
 // lead runs work in a tenure, renews it for as long as work runs, and gives it back. It returns, or panics, when work has.
 func (r *run) lead(ctx context.Context, t *tenure, work func(context.Context)) {
 	r.tally.begin()
-	r.log.Info("lease: leading", "epoch", t.term.Epoch)
 	r.publish(t)
-	end := r.attend(ctx, t, r.start(t, work))
+	finished := r.start(t, work)
+	r.log.Info("lease: leading", "epoch", t.term.Epoch)
+	end := r.attend(ctx, t, finished)
 	r.publish(nil)
 
 	cause := context.Cause(t.ctx) // nil if work returned by itself
@@ -382,7 +382,7 @@ func (r *run) attend(ctx context.Context, t *tenure, finished <-chan ending) end
 	answers := make(chan renewal)
 	due := time.NewTimer(r.untilDue(t))
 	defer due.Stop()
-	remind := time.NewTimer(r.ttl)
+	remind := time.NewTimer(r.reminders())
 	defer remind.Stop()
 	cancelled, over := t.ctx.Done(), t.over
 	draining, overran := false, false
@@ -409,14 +409,14 @@ func (r *run) attend(ctx context.Context, t *tenure, finished <-chan ending) end
 			cancelled = nil
 			if over != nil {
 				draining = true
-				remind.Reset(r.ttl)
+				remind.Reset(r.reminders())
 			}
 		case <-over:
 			over, draining = nil, false
 			lost()
 			remind.Reset(r.ttl / 3) // when the row may have expired
 		case <-remind.C:
-			remind.Reset(r.ttl)
+			remind.Reset(r.reminders())
 			if draining {
 				r.log.Warn("lease: work winds down, and keeps the lease", "epoch", t.term.Epoch, "cause", context.Cause(t.ctx))
 			}
@@ -439,11 +439,7 @@ func (r *run) renew(attempts context.Context, t *tenure, answers chan<- renewal)
 		a := renewal{sent: sent}
 		a.renewed, a.err = r.store.renew(ctx, t.term)
 		a.took = r.clock().mono - sent.mono
-		switch {
-		case a.err != nil || a.renewed:
-		case ctx.Err() != nil:
-			a.err = ctx.Err()
-		default:
+		if a.err == nil && !a.renewed {
 			a.row, a.err = r.store.poll(ctx)
 		}
 		select {
@@ -500,7 +496,7 @@ func (r *run) release(term Term) {
 	ctx, cancel := context.WithTimeout(context.Background(), r.parting())
 	defer cancel()
 	for {
-		_, err := ask(ctx, r.flight, r.parting(), func(ctx context.Context) (struct{}, error) {
+		_, err := ask(ctx, r.flight, r.parting()/2, func(ctx context.Context) (struct{}, error) {
 			return struct{}{}, r.store.release(ctx, term)
 		})
 		if err == nil {
@@ -520,5 +516,8 @@ func (r *run) trust() time.Duration { return r.ttl - r.ttl/3 }
 // patience is how long a standby waits for an answer.
 func (r *run) patience() time.Duration { return max(r.ttl/3, 50*time.Millisecond) }
 
-// parting bounds each of the two waits for the database at the end: for a release, and for what is still in flight.
-func (r *run) parting() time.Duration { return max(min(r.ttl/3, 5*time.Second)/2, 50*time.Millisecond) }
+// parting bounds each of the three waits for the database at the end: for a takeover, for a release, and for what is still in flight.
+func (r *run) parting() time.Duration { return max(min(r.ttl/3, 5*time.Second)/3, 50*time.Millisecond) }
+
+// reminders is how often work that should have ended is told of.
+func (r *run) reminders() time.Duration { return max(r.ttl, time.Second) }

@@ -564,7 +564,7 @@ func TestWorkThatIgnoresItsContextIsWaitedForAndNeverDoubled(t *testing.T) { // 
 			t.Errorf("the thief's row was touched: %+v", r)
 		}
 		close(release)
-		c.passUntil(T, "A leads again", a.IsLeader) // C65
+		c.passUntil(2*T, "A leads again", a.IsLeader) // C65
 		if term, _ := a.Term(); term.Epoch != 8 {
 			t.Errorf("epoch %d", term.Epoch)
 		}

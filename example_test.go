@@ -87,7 +87,7 @@ func ExampleElector_Resign() {
 func ExampleElector_Health() {
 	var elector lease.Elector
 	fmt.Println(elector.Health())
-	// Output: lease: elector "": is not running
+	// Output: lease: elector: is not running
 }
 
 func ExampleTransaction() {

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -57,14 +58,18 @@ func primary(db *gorm.DB) (pool gorm.ConnPool, inTx bool) {
 		dry := db.Session(&gorm.Session{NewDB: true, DryRun: true, Logger: logger.Discard, Context: context.Background()})
 		pool = dry.Set("gorm:db_resolver:write", struct{}{}).Exec("SELECT 1").Statement.ConnPool
 	}
-	// A cache of prepared statements gains nothing here, and can deadlock with a small pool.
+	return bare(pool), inTx
+}
+
+// bare takes a cache of prepared statements off a pool, or several: it gains nothing here, and can deadlock with a small pool.
+func bare(pool gorm.ConnPool) gorm.ConnPool {
 	switch p := pool.(type) {
 	case *gorm.PreparedStmtDB:
-		pool = p.ConnPool
+		return bare(p.ConnPool)
 	case *gorm.PreparedStmtTX:
-		pool = p.Tx
+		return bare(p.Tx)
 	}
-	return pool, inTx
+	return pool
 }
 
 // Tables returns a handle on db's own pool by which this package uses another table of its own: prefix + "leases". Models of your own are
@@ -165,7 +170,7 @@ func (h *handle) attempt(ctx context.Context, s statement) error {
 			return err
 		}
 		if serialization(err) {
-			run = readCommitted(s)
+			run = h.readCommitted(s)
 		}
 		select {
 		case <-ctx.Done():
@@ -187,8 +192,9 @@ func (h *handle) once(ctx context.Context, s statement) error {
 // serialization_failure
 var serialization = states("40001")
 
-// readCommitted runs a statement at the level where its own guard is all that it needs: serializable neighbours could make it fail for ever.
-func readCommitted(s statement) statement {
+// readCommitted runs a statement at the level where its own guard is all that it needs: serializable neighbours could make it fail for
+// ever. A client that freezes before the commit must not keep the row locked.
+func (h *handle) readCommitted(s statement) statement {
 	return func(ctx context.Context, pool gorm.ConnPool) error {
 		beginner, ok := pool.(gorm.TxBeginner)
 		if !ok {
@@ -199,6 +205,9 @@ func readCommitted(s statement) statement {
 			return err
 		}
 		defer tx.Rollback()
+		if _, err := tx.ExecContext(ctx, h.dialect.brief); err != nil {
+			return err
+		}
 		if err := s(ctx, tx); err != nil {
 			return err
 		}
@@ -213,9 +222,56 @@ func (h *handle) discardConnection(ctx context.Context) {
 	if !ok {
 		return
 	}
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
 	if conn, err := db.Conn(ctx); err == nil {
 		_ = conn.Raw(func(any) error { return driver.ErrBadConn })
 	}
+}
+
+// checkMemory refuses a pool in which every connection opens an empty database of its own: SQLite in memory, several connections, no
+// shared cache.
+func (h *handle) checkMemory(ctx context.Context) error {
+	pool, ok := h.pool.(*sql.DB)
+	if !ok || h.dialect.memory == "" || pool.Stats().MaxOpenConnections == 1 {
+		return nil
+	}
+	files, err := query(ctx, h, func(rows *sql.Rows) (file string, err error) { return file, rows.Scan(&file) }, h.dialect.memory)
+	if err != nil || len(files) != 1 || files[0] != "" {
+		return err
+	}
+	// What one connection makes, the other must see.
+	one, err := pool.Conn(ctx)
+	if err != nil {
+		return err
+	}
+	defer one.Close()
+	other, err := pool.Conn(ctx)
+	if err != nil {
+		return err
+	}
+	defer other.Close()
+	probe := "lease_probe_" + strconv.FormatUint(rand.Uint64(), 36)
+	if _, err := one.ExecContext(ctx, "CREATE TABLE "+probe+" (x)"); err != nil {
+		return ignore(err, h.dialect.contention) // with somebody who sees the same database
+	}
+	defer one.ExecContext(context.WithoutCancel(ctx), "DROP TABLE "+probe)
+	err = other.QueryRowContext(ctx, "SELECT 1 FROM "+probe).Scan(new(int))
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		return nil
+	case h.dialect.noTable(err):
+		return invalid("db", "keeps each connection's data in a memory of its own: use a file, cache=shared, or SetMaxOpenConns(1)")
+	}
+	return ignore(err, h.dialect.contention)
+}
+
+// ignore drops an error that matches.
+func ignore(err error, matches func(error) bool) error {
+	if err != nil && matches(err) {
+		return nil
+	}
+	return err
 }
 
 // states matches errors by SQLSTATE, in whichever way the driver tells it.

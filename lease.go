@@ -37,6 +37,8 @@ const byHand = 10 * time.Second
 // held it, which renews it under the same epoch. It is false, without an error and without a write, when somebody else holds it.
 // Contenders may call it at the same time: exactly one of them is told true.
 //
+// On a lease that electors campaign for too, use a holder of your own.
+//
 // A zero now lets the database's clock decide, which is what replicas with clocks of their own want. Any other now is taken as
 // the time it is; then everyone on this lease must pass their own, from clocks that agree within a third of the ttl.
 //
@@ -73,7 +75,7 @@ func (h *handle) acquire(ctx context.Context, name, holder string, ttl time.Dura
 			return false, nil
 		case row.live():
 			t := Term{Name: name, Holder: holder, Epoch: row.Epoch}
-			if renewed, err := h.renew(ctx, t, ttl, now, stillLive); renewed || err != nil {
+			if renewed, err := h.renew(ctx, t, ttl, now, stillLive, anyTime); renewed || err != nil {
 				return renewed, err
 			}
 		case !row.exists:

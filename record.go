@@ -59,15 +59,24 @@ func (s sighting) live() bool { return s.exists && s.Holder != "" && s.ExpiresAt
 // everHeld reports whether there was a term; a table of an older version kept no epochs.
 func (s sighting) everHeld() bool { return s.exists && (s.Epoch > 0 || s.Holder != "") }
 
-// ttl is how long the row's last renewal was for.
-func (s sighting) ttl() time.Duration { return s.ExpiresAt.Sub(s.RenewedAt) }
+// ttl is how long the row's last renewal was for; 0 if a table of an older version did not say.
+func (s sighting) ttl() time.Duration {
+	if s.RenewedAt.IsZero() {
+		return 0
+	}
+	return s.ExpiresAt.Sub(s.RenewedAt)
+}
+
+// remaining is how long the lease is still held, if it is.
+func (s sighting) remaining() time.Duration {
+	if !s.live() {
+		return 0
+	}
+	return s.ExpiresAt.Sub(s.now)
+}
 
 func (s sighting) status() Status {
-	status := Status{Record: s.Record, Held: s.live()}
-	if status.Held {
-		status.Remaining = s.ExpiresAt.Sub(s.now)
-	}
-	return status
+	return Status{Record: s.Record, Held: s.live(), Remaining: s.remaining()}
 }
 
 // A guard says what must still hold of the row for a takeover, beside its epoch.
@@ -78,8 +87,10 @@ const (
 	ifUnchanged              // nobody renewed it since it was seen, whatever that clock says
 )
 
-// How much of the lease a renewal must find left.
-const stillLive = time.Duration(0)
+const (
+	stillLive = time.Duration(0)     // a renewal must find the lease live, however little of it is left
+	anyTime   = int64(math.MaxInt64) // it may be dated before the one that it follows
+)
 
 // statements is the SQL on one table of one dialect. Each text is sent by one method of handle below.
 type statements struct {
@@ -88,8 +99,8 @@ type statements struct {
 	poll, list, seed, take, renew, releaseHeld, releaseTerm, fence, columns string
 }
 
-// In these texts ?1 is the caller's time, or NULL for the database's clock. {clock} reads that time, anew wherever it stands; {now} is one
-// reading of it for the whole statement, which some databases must take in {from}.
+// In these texts, but for the seed, ?1 is the caller's time, or NULL for the database's clock. {clock} reads that time, anew wherever it
+// stands; {now} is one reading of it for the whole statement, which some databases must take in {from}.
 const (
 	// The clock comes first, so that a row that is missing still brings it.
 	pollSQL = `SELECT c.now, l.name, l.holder, l.epoch, l.expires_at, l.acquired_at, l.renewed_at
@@ -208,13 +219,9 @@ func (h *handle) take(ctx context.Context, name, holder string, ttl time.Duratio
 	return n == 1, err
 }
 
-// renew extends a term by ttl from now, if at least left of it remains, and reports whether it did. A time of the caller's own is
-// bound when it is sent, so such a renewal that lands after a later one must not take the expiry back.
-func (h *handle) renew(ctx context.Context, t Term, ttl time.Duration, now time.Time, left time.Duration) (bool, error) {
-	latest := int64(math.MaxInt64)
-	if !now.IsZero() && left > stillLive {
-		latest = now.UnixMicro()
-	}
+// renew extends a term by ttl from now, and reports whether it did: if more than left of it remains, and no renewal dated after latest has
+// landed before.
+func (h *handle) renew(ctx context.Context, t Term, ttl time.Duration, now time.Time, left time.Duration, latest int64) (bool, error) {
 	n, err := h.exec(ctx, h.statements.renew,
 		clockArg(now), t.Name, t.Holder, t.Epoch, ttlMicros(ttl), left.Microseconds(), latest)
 	return n == 1, err
@@ -273,8 +280,14 @@ func (r *row) take(ctx context.Context, seen sighting, g guard) (Term, bool, err
 	return Term{Name: r.name, Holder: r.holder, Epoch: seen.Epoch + 1, origin: r.origin}, ok, err
 }
 
+// renew of an elector comes too late to help it in the last third of the TTL, and must not revive the row then. Where the elector brings
+// its own time, that is bound when the statement is sent; one that lands after a later one must not take the expiry back.
 func (r *row) renew(ctx context.Context, t Term) (bool, error) {
-	return r.handle.renew(ctx, t, r.ttl, clockNow(r.now), r.ttl/3)
+	now, latest := clockNow(r.now), anyTime
+	if !now.IsZero() {
+		latest = now.UnixMicro()
+	}
+	return r.handle.renew(ctx, t, r.ttl, now, r.ttl/3, latest)
 }
 
 func (r *row) release(ctx context.Context, t Term) error {
@@ -289,7 +302,7 @@ func clockArg(now time.Time) any {
 	return now.UnixMicro()
 }
 
-// ttlMicros never rounds up, lest a lease outlast its ttl, and never to nothing.
+// ttlMicros rounds down, lest a lease outlast its ttl, but not to nothing.
 func ttlMicros(ttl time.Duration) int64 { return max(1, ttl.Microseconds()) }
 
 // toMicros and fromMicros convert a column. 0 stands for no time at all, as in a row that was never held.

@@ -2,11 +2,10 @@ package lease
 
 import (
 	"context"
-	"crypto/rand"
 	"database/sql"
 	"errors"
 	"fmt"
-	mathrand "math/rand/v2"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"time"
@@ -29,6 +28,7 @@ type dialect struct {
 	memory    string // the file behind the database, empty for one in memory; "" where there is no such thing
 
 	alone []string // makes a transaction the only one that migrates, and impatient for locks
+	brief string   // makes a transaction end soon if its client freezes in it
 
 	noTable, contention, readOnly, already func(error) bool
 }
@@ -63,6 +63,7 @@ FROM {table} WHERE name = ?2 AND holder = ?3 AND epoch = ?4 AND expires_at > {cl
 	PRIMARY KEY ("name")
 );
 `,
+		brief: `SET LOCAL idle_in_transaction_session_timeout = '2s'`,
 		alone: []string{`SET LOCAL lock_timeout = '500ms'`, `SELECT pg_advisory_xact_lock(7811616831022158965)`},
 		columns: `SELECT a.attname,
 	CASE format_type(a.atttypid, NULL) WHEN 'bigint' THEN 'number' WHEN 'text' THEN 'text' WHEN 'character varying' THEN 'text'
@@ -71,10 +72,10 @@ FROM {table} WHERE name = ?2 AND holder = ?3 AND epoch = ?4 AND expires_at > {cl
 		WHERE i.indrelid = a.attrelid AND i.indisunique AND i.indpred IS NULL AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum),
 	a.attnotnull AND NOT a.atthasdef AND a.attidentity = ''
 FROM pg_attribute AS a WHERE a.attrelid = to_regclass('{table}') AND a.attnum > 0 AND NOT a.attisdropped`,
-		noTable:    states("42P01", "3F000", "42703"),                   // undefined_table, invalid_schema_name, undefined_column
-		contention: states("40001", "40P01", "55P03"),                   // serialization_failure, deadlock_detected, lock_not_available
-		readOnly:   states("25006"),                                     // read_only_sql_transaction
-		already:    states("42P07", "42701", "23505", "42710", "XX000"), // duplicate_table, _column; of the catalogue's own rows
+		noTable:    states("42P01", "3F000", "42703"), // undefined_table, invalid_schema_name, undefined_column
+		contention: states("40001", "40P01", "55P03"), // serialization_failure, deadlock_detected, lock_not_available
+		readOnly:   states("25006"),                   // read_only_sql_transaction
+		already:    states("42P07", "42701", "23505"), // duplicate_table, duplicate_column, unique_violation in the catalogue
 	},
 	{
 		name:      "sqlite",
@@ -139,7 +140,7 @@ const ensureFor = time.Minute
 // it is, and the error names [Tables], the way out.
 //
 // It blocks until it is done or db's context ends, for a minute at most. DDL waits for locks only half a second at a time, since
-// whatever queues behind it (a renewal, say) waits as well.
+// whatever queues behind it (a renewal, say) waits as well. In a caller's transaction that is left to its own lock_timeout.
 //
 // The error is [ErrInvalid] for an unusable handle, else it says what the database said.
 func EnsureSchema(db *gorm.DB) error {
@@ -178,7 +179,7 @@ func (h *handle) ensure(ctx context.Context, db *gorm.DB) error {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("%w, while: %w", context.Cause(ctx), err)
-		case <-time.After(100*time.Millisecond + mathrand.N(200*time.Millisecond)):
+		case <-time.After(100*time.Millisecond + rand.N(200*time.Millisecond)):
 		}
 	}
 }
@@ -248,20 +249,8 @@ func (h *handle) stranger(why string) error {
 func (h *handle) migrate(ctx context.Context, db *gorm.DB, missing []string) error {
 	s := db.Session(&gorm.Session{NewDB: true, Context: ctx, Logger: logger.Discard})
 	s.Error, s.Statement.ConnPool = nil, h.pool
-	add := func(tx *gorm.DB) error {
-		m := tx.Table(h.statements.name).Migrator()
-		if len(missing) == len(recordFields) {
-			return m.CreateTable(&Record{})
-		}
-		for _, field := range missing {
-			if err := m.AddColumn(&Record{}, field); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
 	if h.inTx {
-		return add(s)
+		return h.add(s, missing)
 	}
 	return s.Transaction(func(tx *gorm.DB) error {
 		for _, statement := range h.dialect.alone {
@@ -269,8 +258,28 @@ func (h *handle) migrate(ctx context.Context, db *gorm.DB, missing []string) err
 				return err
 			}
 		}
-		return add(tx)
+		in := *h
+		in.pool, in.inTx = tx.Statement.ConnPool, true
+		missing, err := in.inspect(ctx) // somebody may have been faster
+		if err != nil || len(missing) == 0 {
+			return err
+		}
+		return h.add(tx, missing)
 	})
+}
+
+// add makes the table, or some columns of it.
+func (h *handle) add(tx *gorm.DB, missing []string) error {
+	m := tx.Table(h.statements.name).Migrator()
+	if len(missing) == len(recordFields) {
+		return m.CreateTable(&Record{})
+	}
+	for _, field := range missing {
+		if err := m.AddColumn(&Record{}, field); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // wanted is the DDL that migrate would run, out of the dialect's own.
@@ -286,49 +295,4 @@ func (h *handle) wanted(missing []string) string {
 		}
 	}
 	return b.String()
-}
-
-// checkMemory refuses a pool in which every connection opens an empty database of its own: SQLite in memory, several connections, no
-// shared cache.
-func (h *handle) checkMemory(ctx context.Context) error {
-	pool, ok := h.pool.(*sql.DB)
-	if !ok || h.dialect.memory == "" || pool.Stats().MaxOpenConnections == 1 {
-		return nil
-	}
-	files, err := query(ctx, h, func(rows *sql.Rows) (file string, err error) { return file, rows.Scan(&file) }, h.dialect.memory)
-	if err != nil || len(files) != 1 || files[0] != "" {
-		return err
-	}
-	// What one connection makes, the other must see.
-	one, err := pool.Conn(ctx)
-	if err != nil {
-		return err
-	}
-	defer one.Close()
-	other, err := pool.Conn(ctx)
-	if err != nil {
-		return err
-	}
-	defer other.Close()
-	probe := "lease_probe_" + rand.Text()
-	if _, err := one.ExecContext(ctx, "CREATE TABLE "+probe+" (x)"); err != nil {
-		return ignore(err, h.dialect.contention) // with somebody who sees the same database
-	}
-	defer one.ExecContext(context.WithoutCancel(ctx), "DROP TABLE "+probe)
-	err = other.QueryRowContext(ctx, "SELECT 1 FROM "+probe).Scan(new(int))
-	switch {
-	case errors.Is(err, sql.ErrNoRows):
-		return nil
-	case h.dialect.noTable(err):
-		return invalid("db", "keeps each connection's data in a memory of its own: use a file, cache=shared, or SetMaxOpenConns(1)")
-	}
-	return ignore(err, h.dialect.contention)
-}
-
-// ignore drops an error that matches.
-func ignore(err error, matches func(error) bool) error {
-	if err != nil && matches(err) {
-		return nil
-	}
-	return err
 }

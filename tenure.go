@@ -67,6 +67,7 @@ type tenure struct {
 	deadline instant
 	ended    bool
 	reason   string
+	cause    error // of its work's end
 	timer    *time.Timer
 }
 
@@ -140,14 +141,14 @@ func (t *tenure) extend(deadline instant) bool {
 func (t *tenure) end(reason string) {
 	t.mu.Lock()
 	if !t.ended {
-		t.ended, t.reason = true, reason
+		t.ended, t.reason, t.cause = true, reason, ErrLost
+		if reason == byRelease {
+			t.cause = context.Canceled
+		}
 		t.timer.Stop()
 		close(t.over)
 	}
-	cause := ErrLost
-	if t.reason == byRelease {
-		cause = context.Canceled
-	}
+	cause := t.cause
 	t.mu.Unlock()
 	t.cancel(cause) // not under the lock: it calls what the work hung on its context
 }

@@ -1,25 +1,27 @@
 package lease
 
-import "time"
+import (
+	"cmp"
+	"time"
+)
 
 // A watch is what an elector knows of its lease from its polls, and the rules by which it may take it.
 //
-// The expiry in the row is told by a clock that can be stepped: the database's. So the watch holds that clock against its own. If it
-// ran ahead at any time since before the row was last written, the row is in doubt: its expiry is not believed. And a row that stood
-// unchanged for its whole TTL on the elector's own clock has no live holder, whatever the database's clock says.
+// The expiry in the row is told by a clock that can be stepped: the database's. So the watch holds that clock against its own. If it may
+// have run ahead since the row was written, by more than the margin allows, the row is in doubt: its expiry is not believed. And a row that
+// stood unchanged for its whole TTL on the elector's own clock has no live holder, whatever the database's clock says.
 //
-// Its counts start when the answer came that first showed the row as it is. The holder may have renewed until just before the database
-// made that answer, and acts on it for less than a TTL; counted from the question, two could lead.
+// All its counts start when an answer came. The holder may have renewed until just before the database made that answer, and acts on it for
+// less than a TTL; counted from the question, two could lead.
 type watch struct {
 	row      sighting // as last seen
 	answered instant  // when
 	since    instant  // when the answer came that first showed it so
 	doubt    bool
 
-	sent  instant       // the last poll
-	ahead time.Duration // how far the clock that decides was ahead of the elector's, at the last poll: at most,
-	least time.Duration // and the least of these, since the last poll that showed the row otherwise
-	zero  time.Time     // what that clock said first
+	zero  time.Time     // what the clock that decides said first
+	ahead time.Duration // how far it was ahead of the elector's, at least, at the last poll
+	base  time.Duration // the same when the row was written: the lesser of the polls just before and after
 
 	polled bool
 	led    bool          // the elector led since the last poll
@@ -29,34 +31,30 @@ type watch struct {
 }
 
 // note takes in the answer to a poll.
-func (w *watch) note(row sighting, sent, answered instant) {
+func (w *watch) note(row sighting, answered instant, ttl time.Duration) {
 	if !w.polled {
 		w.zero = row.now
 	}
-	// The database read its clock between the sending and the answer.
-	clock := row.now.Sub(w.zero)
-	atMost, atLeast := clock-sent.mono, clock-answered.mono
+	before, ahead := w.ahead, row.now.Sub(w.zero)-answered.mono
 	switch {
 	case !w.polled:
-		w.since, w.least = answered, atMost
-	case row.exists != w.row.exists || row.Record != w.row.Record:
+		w.since, w.base = answered, ahead
+	case row.Record != w.row.Record:
 		// While the elector led, it did not look at the clock, which may have gone back and forth.
-		w.doubt = w.led && answered.mono-w.sent.mono > row.ttl()
-		w.since, w.least = answered, w.ahead
+		w.doubt = w.led && answered.mono-w.answered.mono > cmp.Or(row.ttl(), ttl)/2
+		w.since, w.base = answered, min(before, ahead)
 	}
-	w.polled, w.led, w.row, w.answered = true, false, row, answered
-	w.sent, w.ahead = sent, atMost
+	w.polled, w.led, w.row, w.answered, w.ahead = true, false, row, answered, ahead
 	if row.exists {
 		w.remember(row.Epoch)
 	}
 	if row.Holder != "" {
-		w.ttl = row.ttl()
+		w.ttl = cmp.Or(row.ttl(), ttl)
 	}
-	// A sixteenth of the TTL is for clocks that only drift, or count in milliseconds; the margin that it is taken from is a third.
-	if atLeast-w.least > w.ttl/16 {
+	// The holder stops a third of the TTL before the expiry. A quarter may be believed away: the rest is for clocks that drift.
+	if ahead-w.base > w.ttl/4 {
 		w.doubt = true
 	}
-	w.least = min(w.least, atMost)
 }
 
 // remember keeps an epoch that the elector saw.
@@ -69,8 +67,8 @@ func (w *watch) lead(epoch int64) {
 }
 
 // free says whether the lease may be taken right after the last answer, and under which guard. If not, it may be in wait.
-func (w *watch) free(now instant, ttl time.Duration) (g guard, wait time.Duration) {
-	own := func(d time.Duration) time.Duration { return w.since.plus(d).left(now) }
+func (w *watch) free(ttl time.Duration) (g guard, wait time.Duration) {
+	own := func(d time.Duration) time.Duration { return w.since.plus(d).left(w.answered) }
 	switch {
 	case !w.row.exists && !w.known:
 		return ifExpired, 0
@@ -79,18 +77,14 @@ func (w *watch) free(now instant, ttl time.Duration) (g guard, wait time.Duratio
 	case w.row.Holder == "":
 		return ifUnchanged, 0
 	case w.doubt:
-		return ifUnchanged, own(w.row.ttl())
+		return ifUnchanged, own(w.ttl)
 	case !w.row.live():
 		return ifExpired, 0
 	}
-	left := max(time.Microsecond, w.row.ExpiresAt.Sub(w.row.now)-(now.mono-w.answered.mono)) // poll again before believing it
-	return ifUnchanged, min(left, own(w.row.ttl()))
+	return ifUnchanged, min(w.row.remaining(), own(w.ttl))
 }
 
-// leader says who holds the lease as of the last answer, and how long that is worth.
+// leader says who holds the lease as of the last answer, and until when that is worth something.
 func (w *watch) leader() (holder string, until instant) {
-	if !w.row.live() {
-		return "", w.answered
-	}
-	return w.row.Holder, w.answered.plus(w.row.ExpiresAt.Sub(w.row.now))
+	return w.row.Holder, w.answered.plus(w.row.remaining())
 }
