@@ -16,15 +16,15 @@ import (
 
 // An Elector runs a function in exactly one of the replicas that campaign for the same lease.
 //
-// An elector holds only terms that it took itself: after a restart it waits for its own row like anyone else, whatever its Holder. To know whether it
-// leads, ask IsLeader; Leader may name its own Holder, from a term that it had before.
+// An elector holds only terms that it took itself: after a restart it waits for its own row like anyone else, whatever its Holder. To
+// know whether it leads, ask IsLeader; Leader may name its own Holder, from a term that it had before.
 //
 // Set the fields, call [Elector.Run] in a goroutine of your own, and ask the other methods from anywhere; they never block on the
 // database. A zero Elector leads nothing. An Elector must not be copied once it was used.
 type Elector struct {
 	DB     *gorm.DB         // required; not a transaction
 	Name   string           // the lease; required, at most 100 characters
-	Holder string           // a label, at most 200 characters, by which others see this replica; "" means one InstanceID for the whole process
+	Holder string           // a label by which others see it, at most 200 characters; "" means one InstanceID for the whole process
 	TTL    time.Duration    // required; a leader that vanishes is replaced after it, so it also sets the pace: renewals come every third
 	Now    func() time.Time // safe for concurrent use; nil lets the database's clock decide, so that the replicas' need not agree
 	Logger *slog.Logger     // nil means slog.Default()
@@ -46,9 +46,9 @@ var processHolder = sync.OnceValue(InstanceID)
 // Work that returns by itself gives the lease back; so does a panic in it, which comes out of Run. After that, and after Resign, the
 // elector stands back for half a TTL so that another replica gets its turn.
 //
-// Run returns nil once ctx has ended and work has returned, whatever the database did in between; it waits for the database for
-// at most a third of a TTL, or five seconds. The error is [ErrInvalid], at once and before any SQL, for a bad field, a nil work, or a
-// second Run of the same Elector at the same time.
+// Run returns nil once ctx has ended and work has returned, whatever the database did in between. It waits for the database for at
+// most a third of a TTL or five seconds, whichever is less (but 150 milliseconds for a tiny TTL). The error is [ErrInvalid], at once and
+// before any SQL, for a bad field, a nil work, or a second Run of the same Elector at the same time.
 func (e *Elector) Run(ctx context.Context, work func(ctx context.Context)) error {
 	r, err := e.begin(ctx, work)
 	if err != nil {
@@ -453,6 +453,9 @@ func (r *run) renew(attempts context.Context, t *tenure, answers chan<- renewal)
 func (r *run) judge(t *tenure, a renewal) time.Duration {
 	if a.err != nil {
 		r.tally.renewal(renewalFailed, 0)
+		if a.sent.mono < t.sent.mono {
+			return r.untilDue(t) // a later attempt was good
+		}
 		r.trouble("renew", a.err)
 		return max(r.ttl/48, leastPoll)
 	}

@@ -146,6 +146,20 @@ func TestOneFailedRenewalGoesUnnoticed(t *testing.T) { // C44
 	})
 }
 
+func TestAnOldAttemptThatFailsAfterANewerOneWasGoodIsOfNoConsequence(t *testing.T) {
+	inBubble(t, func(t *testing.T, c *cluster) {
+		a := c.start("A")
+		a.store.inject(firstly(1, "renew", hung)) // it fails a third of a TTL later
+		c.pass(T - tick)
+		if n := a.store.count("renew"); n != 3 { // at 4, 5 and 9 twelfths
+			t.Errorf("%d renewals", n)
+		}
+		if log := a.log.String(); strings.Contains(log, "trouble") {
+			t.Error(log)
+		}
+	})
+}
+
 func TestThreeDeadConnectionsDoNotCostLeadership(t *testing.T) { // C79
 	inBubble(t, func(t *testing.T, c *cluster) {
 		a := c.start("A")
