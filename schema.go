@@ -44,11 +44,12 @@ var dialects = []*dialect{
 		durable: `, set_config('synchronous_commit', CASE current_setting('synchronous_commit')
 	WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END, true) AS durable`,
 		// KEY SHARE lets renewals pass, and not a take, which locks FOR UPDATE. A client that freezes in this transaction is cut off after
-		// the lease's ttl; one that dies while a statement runs, in a third of it (since Postgres 14). A stricter session stays so.
+		// the lease's ttl; one that dies while a statement runs, in a third of it (Postgres 14 or later, on
+		// Linux; elsewhere the setting is refused). A stricter session stays so.
 		fence: `SELECT set_config('idle_in_transaction_session_timeout', LEAST(
 	GREATEST((expires_at - renewed_at) / 1000, 1), 2147483647,
 	NULLIF(extract(epoch from current_setting('idle_in_transaction_session_timeout')::interval) * 1000, 0)::bigint)::text, true),
-CASE WHEN current_setting('client_connection_check_interval', true) IS NOT NULL THEN
+CASE WHEN version() LIKE '%linux%' AND current_setting('client_connection_check_interval', true) IS NOT NULL THEN
 	set_config('client_connection_check_interval', LEAST(
 		GREATEST((expires_at - renewed_at) / 3000, 1), 2147483647,
 		NULLIF(extract(epoch from current_setting('client_connection_check_interval', true)::interval) * 1000, 0)::bigint)::text, true) END
