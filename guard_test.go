@@ -17,69 +17,6 @@ import (
 	"github.com/sqllease/lease/internal/dbtest"
 )
 
-// The watch
-
-func TestAWatchAlsoKeepsToTheseRules(t *testing.T) {
-	type poll struct {
-		row      sighting
-		answered time.Duration
-	}
-	longer := held(0, 0)
-	longer.ExpiresAt = clockAt(2 * T)
-	releasedLonger := longer
-	releasedLonger.Holder, releasedLonger.ExpiresAt, releasedLonger.now = "", clockAt(T/4), clockAt(T/3)
-	seeded := sighting{exists: true, now: clockAt(0), Record: Record{Name: "job"}}
-	for name, tc := range map[string]struct {
-		polls []poll
-		led   bool // before the last poll
-		guard guard
-		wait  time.Duration
-	}{
-		"a clock that ran ahead by more than a quarter of a TTL is doubted": {
-			polls: []poll{{held(-T, -T/3), 0}, {held(-T, T/4+1), T / 3}}, guard: ifUnchanged, wait: T - T/3,
-		},
-		"but not one that went back and forth over a row that stood": {
-			polls: []poll{{held(-T*5/6, 0), 0}, {held(-T*5/6, -T/2), T / 3}, {held(-T*5/6, T/2), T / 2}}, guard: ifExpired,
-		},
-		"nor one that answered slowly before a renewal": {
-			polls: []poll{{held(-T/6, 0), T / 4}, {held(T/6, T/3), T / 3}, {held(T/6, T*7/6), T * 7 / 6}},
-			guard: ifExpired,
-		},
-		"after it led for most of a TTL, what changed is doubted": {
-			polls: []poll{{held(-T, 0), T / 4}, {held(T/12, T+T/8), T + T/8}}, led: true, guard: ifUnchanged, wait: T,
-		},
-		"a deleted row is waited for by the longer of two TTLs, though it was released": {
-			polls: []poll{{longer, 0}, {releasedLonger, T / 3}, {sighting{now: clockAt(T * 2 / 3)}, T * 2 / 3}},
-			guard: ifExpired, wait: 2 * T,
-		},
-		"and by the elector's own TTL if nobody held it": {
-			polls: []poll{{seeded, 0}, {sighting{now: clockAt(T / 3)}, T / 3}}, guard: ifExpired, wait: T,
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			var w watch
-			for i, p := range tc.polls {
-				if tc.led && i == len(tc.polls)-1 {
-					w.lead(3)
-				}
-				w.note(p.row, at(p.answered), T)
-			}
-			if guard, wait := w.free(T); guard != tc.guard || wait != tc.wait {
-				t.Errorf("guard %v, wait %v; not %v, %v", guard, wait, tc.guard, tc.wait)
-			}
-		})
-	}
-}
-
-func TestAWatchKeepsTheHighestEpochThoughARowWithALowerOneAppears(t *testing.T) {
-	var w watch
-	w.remember(7)
-	w.note(held(0, 0), at(0), T) // epoch 3, made by hand
-	if w.epoch != 7 {
-		t.Errorf("epoch %d", w.epoch)
-	}
-}
-
 // The tenure
 
 func TestATenureIsExtendedByTheseRules(t *testing.T) {
@@ -423,17 +360,6 @@ func TestElectorsOfOneNameOnTwoTablesAreOneSeries(t *testing.T) { // C74
 			t.Errorf("the longest deadline is %v", left)
 		}
 	})
-}
-
-func TestALongTimeWithoutALookIsDoubtedOnlyRightAfterLeading(t *testing.T) {
-	var w watch
-	w.lead(3)
-	w.note(held(0, 0), at(0), T)
-	w.note(held(T, T+T/4), at(T+T/4), T)
-	w.note(held(3*T, 5*T), at(5*T), T) // cut off meanwhile
-	if guard, wait := w.free(T); guard != ifExpired || wait != 0 {
-		t.Errorf("guard %v, wait %v", guard, wait)
-	}
 }
 
 // The statements, one term of a guard at a time

@@ -23,6 +23,11 @@ func TestAWatchTakesTheLeaseByTheseRules(t *testing.T) {
 	}
 	released := held(0, 1)
 	released.Holder = ""
+	longer := held(0, 0)
+	longer.ExpiresAt = clockAt(2 * T)
+	releasedLonger := longer
+	releasedLonger.Holder, releasedLonger.ExpiresAt, releasedLonger.now = "", clockAt(T/4), clockAt(T/3)
+	seeded := sighting{exists: true, now: clockAt(0), Record: Record{Name: "job"}}
 	for name, tc := range map[string]struct {
 		polls []poll
 		led   bool // before the last poll
@@ -80,6 +85,26 @@ func TestAWatchTakesTheLeaseByTheseRules(t *testing.T) {
 		"a deleted row is seeded after a TTL": {
 			polls: []poll{{held(0, 0), 0}, {sighting{now: clockAt(T / 3)}, T / 3}}, guard: ifExpired, wait: T,
 		},
+		"a clock that ran ahead by more than a quarter of a TTL is doubted": {
+			polls: []poll{{held(-T, -T/3), 0}, {held(-T, T/4+1), T / 3}}, guard: ifUnchanged, wait: T - T/3,
+		},
+		"but not one that went back and forth over a row that stood": {
+			polls: []poll{{held(-T*5/6, 0), 0}, {held(-T*5/6, -T/2), T / 3}, {held(-T*5/6, T/2), T / 2}}, guard: ifExpired,
+		},
+		"nor one that answered slowly before a renewal": {
+			polls: []poll{{held(-T/6, 0), T / 4}, {held(T/6, T/3), T / 3}, {held(T/6, T*7/6), T * 7 / 6}},
+			guard: ifExpired,
+		},
+		"after it led for most of a TTL, what changed is doubted": {
+			polls: []poll{{held(-T, 0), T / 4}, {held(T/12, T+T/8), T + T/8}}, led: true, guard: ifUnchanged, wait: T,
+		},
+		"a deleted row is waited for by the longer of two TTLs, though it was released": {
+			polls: []poll{{longer, 0}, {releasedLonger, T / 3}, {sighting{now: clockAt(T * 2 / 3)}, T * 2 / 3}},
+			guard: ifExpired, wait: 2 * T,
+		},
+		"and by the elector's own TTL if nobody held it": {
+			polls: []poll{{seeded, 0}, {sighting{now: clockAt(T / 3)}, T / 3}}, guard: ifExpired, wait: T,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var w watch
@@ -103,5 +128,25 @@ func TestAWatchKnowsTheHighestEpochOfALeaseWhoseRowIsGone(t *testing.T) {
 	w.note(sighting{now: clockAt(T)}, at(T), T)
 	if w.epoch != 7 || !w.known {
 		t.Errorf("epoch %d, known %v", w.epoch, w.known)
+	}
+}
+
+func TestAWatchKeepsTheHighestEpochThoughARowWithALowerOneAppears(t *testing.T) {
+	var w watch
+	w.remember(7)
+	w.note(held(0, 0), at(0), T) // epoch 3, made by hand
+	if w.epoch != 7 {
+		t.Errorf("epoch %d", w.epoch)
+	}
+}
+
+func TestALongTimeWithoutALookIsDoubtedOnlyRightAfterLeading(t *testing.T) {
+	var w watch
+	w.lead(3)
+	w.note(held(0, 0), at(0), T)
+	w.note(held(T, T+T/4), at(T+T/4), T)
+	w.note(held(3*T, 5*T), at(5*T), T) // cut off meanwhile
+	if guard, wait := w.free(T); guard != ifExpired || wait != 0 {
+		t.Errorf("guard %v, wait %v", guard, wait)
 	}
 }
