@@ -61,7 +61,7 @@ func (v *view) leader() (string, bool) {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.holds == "" || v.holdsUntil.left(v.clock()) == 0 {
+	if v.holdsUntil.left(v.clock()) == 0 {
 		return "", false
 	}
 	return v.holds, true
