@@ -686,6 +686,13 @@ func TestStatementCachesAreTakenOffHoweverManyThereAre(t *testing.T) { // C23, C
 		if _, ok := h.pool.(*sql.DB); !ok {
 			t.Errorf("the pool is a %T", h.pool)
 		}
+		tx := db.Begin()
+		if h, err := open("tx", tx); err != nil {
+			t.Error(err)
+		} else if _, ok := h.pool.(*sql.Tx); !ok || !h.inTx {
+			t.Errorf("in a transaction the pool is a %T", h.pool)
+		}
+		tx.Rollback()
 		db = db.Session(&gorm.Session{PrepareStmt: true})
 	}
 }
