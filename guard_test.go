@@ -445,18 +445,14 @@ func TestEveryTermOfAGuardCounts(t *testing.T) {
 		{"fence an older term", "", fence(term("A", 4), noon), false},
 		{"fence a newer term", "", fence(term("A", 6), noon), false},
 	}
-	dbtest.Run(t, func(t *testing.T, database *dbtest.Database) {
-		db := database.Open(t)
-		if err := EnsureSchema(db); err != nil {
-			t.Fatal(err)
-		}
+	onOtherTables(t, func(t *testing.T, db *gorm.DB, table string) {
 		for _, tc := range tries {
 			row := Record{Name: "job", Holder: "A", Epoch: 5, ExpiresAt: end, AcquiredAt: noon, RenewedAt: noon}
-			if err := db.Save(&row).Error; err != nil {
+			if err := db.Table(table).Save(&row).Error; err != nil {
 				t.Fatal(err)
 			}
 			if tc.change != "" {
-				if err := db.Exec("UPDATE leases SET " + tc.change).Error; err != nil {
+				if err := db.Exec("UPDATE " + table + " SET " + tc.change).Error; err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -472,6 +468,99 @@ func TestEveryTermOfAGuardCounts(t *testing.T) {
 			if err != nil || got != tc.granted {
 				t.Errorf("%s: %v, %v", tc.name, got, err)
 			}
+		}
+	})
+}
+
+// onOtherTables runs a specification on the default table and, beside a stranger's table of that name, on others.
+func onOtherTables(t *testing.T, spec func(t *testing.T, db *gorm.DB, table string)) {
+	dbtest.Run(t, func(t *testing.T, database *dbtest.Database) {
+		for _, prefix := range []string{"", "app_", "infra."} {
+			if prefix == "infra." && database.Backend != dbtest.BackendPostgres {
+				continue
+			}
+			t.Run(prefix+"leases", func(t *testing.T) {
+				db := database.Open(t)
+				stranger := []string{"DROP TABLE IF EXISTS leases", "CREATE TABLE leases (tenant TEXT)", "INSERT INTO leases VALUES ('Smith')"}
+				switch prefix {
+				case "":
+					stranger = stranger[:1]
+				case "infra.":
+					stranger = append(stranger, "CREATE SCHEMA infra")
+				}
+				for _, sql := range stranger {
+					if err := db.Exec(sql).Error; err != nil {
+						t.Fatal(err)
+					}
+				}
+				mine := Tables(db, prefix)
+				for range 2 {
+					if err := EnsureSchema(mine); err != nil {
+						t.Fatal(err)
+					}
+				}
+				spec(t, mine, prefix+"leases")
+				var tenants []string
+				if prefix != "" && (db.Table("leases").Pluck("tenant", &tenants).Error != nil || len(tenants) != 1) {
+					t.Errorf("the stranger's table became %v", tenants)
+				}
+			})
+		}
+	})
+}
+
+func TestLeasesElectionsAndFencesWorkOnOtherTables(t *testing.T) { // C26, C82
+	onOtherTables(t, func(t *testing.T, db *gorm.DB, table string) {
+		ctx := t.Context()
+		if _, err := Find(ctx, db, "job"); !errors.Is(err, gorm.ErrRecordNotFound) {
+			t.Errorf("Find: %v", err)
+		}
+		won := make(chan bool)
+		for i := range 12 {
+			go func() {
+				ok, err := TryAcquire(ctx, db, "job", fmt.Sprint(i), time.Minute, time.Time{})
+				won <- ok && err == nil
+			}()
+		}
+		winners := 0
+		for range 12 {
+			if <-won {
+				winners++
+			}
+		}
+		row, err := Find(ctx, db, "job")
+		if winners != 1 || err != nil || !row.Held || row.Epoch != 1 {
+			t.Fatalf("%d winners; %+v, %v", winners, row, err)
+		}
+		old := Term{Name: "job", Holder: row.Holder, Epoch: 1}
+		if err := Transaction(WithTerm(ctx, old), db, func(*gorm.DB) error { return nil }); err != nil {
+			t.Error(err)
+		}
+		if err := Release(ctx, db, "job", row.Holder, time.Time{}); err != nil {
+			t.Error(err)
+		}
+		if err := Transaction(WithTerm(ctx, old), db, func(*gorm.DB) error { return nil }); !errors.Is(err, ErrLost) {
+			t.Errorf("after the release: %v", err)
+		}
+		ctx, stop := context.WithCancel(ctx)
+		e := &Elector{DB: db, Name: "job", Holder: "elector", TTL: time.Minute, Logger: slog.New(slog.DiscardHandler)}
+		err = e.Run(ctx, func(ctx context.Context) {
+			defer stop()
+			if term, ok := e.Term(); !ok || term.Epoch != 2 {
+				t.Errorf("%v, %v", term, ok)
+			}
+			plain := Tables(db, "") // the elector's term knows its own table
+			if err := Transaction(ctx, plain, func(*gorm.DB) error { return nil }); err != nil {
+				t.Error(err)
+			}
+		})
+		all, listed := List(t.Context(), db)
+		if err != nil || listed != nil || len(all) != 1 || all[0].Held || all[0].Epoch != 2 {
+			t.Errorf("%v; %+v, %v", err, all, listed)
+		}
+		var rows int64
+		if err := db.Table(table).Count(&rows).Error; err != nil || rows != 1 {
+			t.Errorf("%d rows in %s, %v", rows, table, err)
 		}
 	})
 }
