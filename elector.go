@@ -520,7 +520,11 @@ func (r *run) trust() time.Duration { return r.ttl - r.ttl/3 }
 func (r *run) patience() time.Duration { return max(r.ttl/3, 50*time.Millisecond) }
 
 // parting bounds each of the three waits for the database at the end: for a takeover, for a release, and for what is still in flight.
-func (r *run) parting() time.Duration { return max(min(r.ttl/3, 5*time.Second)/3, 50*time.Millisecond) }
+func (r *run) parting() time.Duration { return parting(r.ttl) }
+
+func parting(ttl time.Duration) time.Duration {
+	return max(min(ttl/3, 5*time.Second)/3, 50*time.Millisecond)
+}
 
 // reminders is how often work that should have ended is told of.
 func (r *run) reminders() time.Duration { return max(r.ttl, time.Second) }

@@ -34,11 +34,30 @@ func (t Term) String() string {
 	return fmt.Sprintf("term %d of lease %q held by %q", t.Epoch, t.Name, t.Holder)
 }
 
-type termKey struct{}
+type (
+	termKey  struct{}
+	fenceKey struct{}
+)
 
-// WithTerm returns a context that carries t, for [Fence] and [Transaction]. Of several terms the innermost counts.
+// A fencer is what a context can carry for Fence and Transaction: a term, or a claim.
+type fencer interface {
+	Fence(tx *gorm.DB) error
+	named() string
+	over(ctx context.Context, h *handle) bool // as far as the database says
+}
+
+func withFence(ctx context.Context, f fencer) context.Context {
+	return context.WithValue(ctx, fenceKey{}, f)
+}
+
+func fenceFrom(ctx context.Context) (f fencer, ok bool) {
+	f, ok = ctx.Value(fenceKey{}).(fencer)
+	return f, ok
+}
+
+// WithTerm returns a context that carries t, for [Fence] and [Transaction]. Of several terms and claims the innermost counts.
 func WithTerm(ctx context.Context, t Term) context.Context {
-	return context.WithValue(ctx, termKey{}, t)
+	return withFence(context.WithValue(ctx, termKey{}, t), t)
 }
 
 // TermFrom returns the term that ctx carries: in an [Elector]'s work, the one that the work runs in. It tells nothing of whether
@@ -49,7 +68,8 @@ func TermFrom(ctx context.Context) (Term, bool) {
 }
 
 // Fence proves, inside the transaction tx, that the term which tx's context carries is in force, and holds off the next one until the
-// transaction ends. So what the transaction writes is written by the leader, or not at all.
+// transaction ends. So what the transaction writes is written by the leader, or not at all. In the work of [HolderOf.Run] it is the claim
+// that the context carries, and everything said here of a term is true of that.
 //
 // The context reaches tx through [Transaction], tx.WithContext, and GORM's Begin and Transaction on a handle that has it; a handle
 // kept from start-up does not carry it.
@@ -64,11 +84,11 @@ func Fence(tx *gorm.DB) error {
 	if tx == nil || tx.Statement == nil || tx.Statement.Context == nil {
 		return wrap("fence", invalid("tx", "is nil, or not opened"))
 	}
-	t, ok := TermFrom(tx.Statement.Context)
+	f, ok := fenceFrom(tx.Statement.Context)
 	if !ok {
-		return wrap("fence", invalid("tx", "has a context without a term; use tx.WithContext with the work's context"))
+		return wrap("fence", invalid("tx", "has a context without a term or a claim; use tx.WithContext with the work's context"))
 	}
-	return t.Fence(tx)
+	return f.Fence(tx)
 }
 
 // Fence is like the function [Fence], for this term, whatever tx's context carries.
@@ -77,12 +97,9 @@ func (t Term) Fence(tx *gorm.DB) error {
 	if err := cmp.Or(checkName("Term.Name", t.Name), checkHolder("Term.Holder", t.Holder)); err != nil {
 		return wrap(op, err)
 	}
-	h, err := open("tx", tx)
+	h, err := openTx(tx)
 	if err != nil {
 		return wrap(op, err)
-	}
-	if !h.inTx {
-		return wrap(op, invalid("tx", "is not a transaction, so that nothing would be fenced"))
 	}
 	h, now := t.at(h)
 	inForce, err := h.fence(tx.Statement.Context, t, now)
@@ -92,7 +109,18 @@ func (t Term) Fence(tx *gorm.DB) error {
 	return wrap(op, err)
 }
 
-// Transaction runs fn in a transaction of db that is fenced by the term which ctx carries: what fn writes through its tx is committed
+// openTx opens a transaction.
+func openTx(tx *gorm.DB) (*handle, error) {
+	h, err := open("tx", tx)
+	if err == nil && !h.inTx {
+		err = invalid("tx", "is not a transaction, so that nothing would be fenced")
+	}
+	return h, err
+}
+
+func (t Term) named() string { return fmt.Sprintf("%q", t.Name) }
+
+// Transaction runs fn in a transaction of db that is fenced by the term, or the claim, which ctx carries: what fn writes through its tx is committed
 // while that term is in force, or not at all.
 //
 // It begins the transaction, takes the [Fence] before fn can write, commits when fn returns nil, and rolls back when fn fails or
@@ -111,11 +139,11 @@ func Transaction(ctx context.Context, db *gorm.DB, fn func(tx *gorm.DB) error, o
 	if err := checkCtx(ctx); err != nil {
 		return wrap("transaction", err)
 	}
-	t, ok := TermFrom(ctx)
+	f, ok := fenceFrom(ctx)
 	if !ok {
-		return wrap("transaction", invalid("ctx", "carries no term"))
+		return wrap("transaction", invalid("ctx", "carries no term, and no claim"))
 	}
-	op := fmt.Sprintf("transaction %q", t.Name)
+	op := "transaction " + f.named()
 	if fn == nil {
 		return wrap(op, invalid("fn", "is nil"))
 	}
@@ -126,12 +154,17 @@ func Transaction(ctx context.Context, db *gorm.DB, fn func(tx *gorm.DB) error, o
 	s := db.Session(&gorm.Session{NewDB: true, Context: ctx})
 	s.Error = nil
 	err = s.Transaction(func(tx *gorm.DB) error {
-		if err := t.Fence(tx); err != nil {
+		if err := f.Fence(tx); err != nil {
 			return err
 		}
 		return fn(tx)
 	}, opts...)
-	if err != nil && !errors.Is(err, ErrLost) && (ctxLost(ctx) || cutOff(err) && t.over(ctx, h)) {
+	over := func() bool {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		return f.over(ctx, h)
+	}
+	if err != nil && !errors.Is(err, ErrLost) && (ctxLost(ctx) || cutOff(err) && over()) {
 		err = wrap(op, fmt.Errorf("%w: %w", ErrLost, err))
 	}
 	return err
@@ -143,8 +176,6 @@ var cutOff = states("25P03")
 // over looks whether a term that cannot tell by its context is over. If the database does not say, it is not known to be.
 func (t Term) over(ctx context.Context, h *handle) bool {
 	h, now := t.at(h)
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-	defer cancel()
 	row, err := h.poll(ctx, t.Name, now)
 	return err == nil && !(row.live() && row.Holder == t.Holder && row.Epoch == t.Epoch)
 }

@@ -65,7 +65,7 @@ func ask[T any](ctx context.Context, f flight, limit time.Duration, statement fu
 func (f flight) settle(limit time.Duration) {
 	bound := time.NewTimer(limit)
 	defer bound.Stop()
-	for range maxInFlight {
+	for range cap(f) {
 		select {
 		case f <- struct{}{}:
 			defer func() { <-f }()

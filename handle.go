@@ -18,16 +18,18 @@ import (
 	"gorm.io/gorm/logger"
 )
 
-// A handle is what this package uses of a caller's *gorm.DB: its primary's connection pool, its dialect and its lease table.
+// A handle is what this package uses of a caller's *gorm.DB: its primary's connection pool, its dialect and its tables.
 //
 // Everything else that a *gorm.DB may carry (conditions, a model, a sticky error, hooks, a logger, a cache of prepared
 // statements, the default transaction) is left behind: fixed SQL on the bare pool is one round trip, and means one thing.
 type handle struct {
 	pool       gorm.ConnPool
 	dialect    *dialect
+	prefix     string // of the tables
 	statements *statements
 	timeout    time.Duration // of each attempt of a statement; 0 leaves it to the context
 	inTx       bool          // pool is the caller's transaction
+	mend       string        // what to do about a missing table, for an error
 }
 
 // open checks db and finds its parts. It sends no SQL. The argument is what the caller knows db as.
@@ -46,17 +48,19 @@ func open(argument string, db *gorm.DB) (*handle, error) {
 	if err := checkPrefix(prefix); err != nil {
 		return nil, err
 	}
-	pool, inTx := primary(db)
-	return &handle{pool: pool, dialect: d, statements: d.statements(prefix + leasesTable), timeout: byHand, inTx: inTx}, nil
+	pool, inTx := primary(db, nil)
+	h := &handle{pool: pool, dialect: d, prefix: prefix, statements: d.statements(prefix + leasesTable), timeout: byHand, inTx: inTx}
+	h.mend = "the table " + h.statements.table + " is missing, or of an older version; EnsureSchema mends that"
+	return h, nil
 }
 
-// primary is the pool that GORM would send a write to, or the transaction that db is.
-func primary(db *gorm.DB) (pool gorm.ConnPool, inTx bool) {
+// primary is the pool that GORM would send a write of model to, or the transaction that db is.
+func primary(db *gorm.DB, model any) (pool gorm.ConnPool, inTx bool) {
 	pool = db.Statement.ConnPool
 	if _, inTx = pool.(gorm.TxCommitter); !inTx && db.Plugins["gorm:db_resolver"] != nil {
 		// The resolver plugin chooses when a statement runs, and sends SELECTs to replicas. A dry run of a write tells its choice.
 		dry := db.Session(&gorm.Session{NewDB: true, DryRun: true, Logger: logger.Discard, Context: context.Background()})
-		pool = dry.Set("gorm:db_resolver:write", struct{}{}).Exec("SELECT 1").Statement.ConnPool
+		pool = dry.Set("gorm:db_resolver:write", struct{}{}).Model(model).Exec("SELECT 1").Statement.ConnPool
 	}
 	return bare(pool), inTx
 }
@@ -72,9 +76,9 @@ func bare(pool gorm.ConnPool) gorm.ConnPool {
 	return pool
 }
 
-// Tables returns a handle on db's own pool by which this package uses another table of its own: prefix + "leases". Models of your own are
-// not affected. "app_" keeps clear of a table named leases that belongs to someone else; "infra." is a schema of Postgres, which must
-// exist. The last call wins, and an empty prefix is the default again. Sessions and transactions begun from the result keep its tables.
+// Tables returns a handle on db's own pool by which this package uses other tables of its own: prefix + "leases" and prefix + "lease_items".
+// Models of your own are not affected. "app_" keeps clear of a table named leases that belongs to someone else; "infra." is a schema of
+// Postgres, which must exist. The last call wins, and an empty prefix is the default again. Sessions and transactions begun from the result keep its tables.
 //
 // It sends no SQL, and changes nothing about db itself. A prefix that cannot be part of a table's name is [ErrInvalid] wherever
 // the result is used.
@@ -160,7 +164,7 @@ func (h *handle) attempt(ctx context.Context, s statement) error {
 		case err == nil:
 			return nil
 		case h.dialect.noTable(err):
-			return fmt.Errorf("the table %s is missing, or of an older version; EnsureSchema mends that: %w", h.statements.table, err)
+			return fmt.Errorf("%s: %w", h.mend, err)
 		case h.inTx:
 			return err
 		case h.dialect.readOnly(err):
@@ -205,7 +209,7 @@ func (h *handle) readCommitted(s statement) statement {
 			return err
 		}
 		defer tx.Rollback()
-		if _, err := tx.ExecContext(ctx, h.dialect.brief); err != nil {
+		if _, err := tx.ExecContext(ctx, h.dialect.short); err != nil {
 			return err
 		}
 		if err := s(ctx, tx); err != nil {

@@ -16,9 +16,11 @@ import (
 
 // The errors to compare with, through [errors.Is]. What the package returns wraps them with the operation and the name.
 var (
-	ErrLost     = errors.New("lease lost")       // the term is over: expired, taken over, or released
+	ErrHeld     = errors.New("held by another")  // a live claim of another owner
+	ErrLost     = errors.New("lease lost")       // the term, or the claim, is over: expired, taken over, or released
 	ErrInvalid  = errors.New("invalid argument") // found before anything was changed; the message names the argument
 	ErrResigned = errors.New("lease resigned")   // the cause of a work's end after [Elector.Resign]
+	ErrDone     = errors.New("item done")        // it is not to be claimed again
 )
 
 // The longest strings that a row can hold, in characters.

@@ -27,6 +27,13 @@ import (
 //	lease_renewals_total{lease,result}      attempts to renew: done, refused, failed
 //	lease_renewal_duration_seconds          of attempts that were answered
 //
+// And of this process's claims, once per table of items, from its first use on:
+//
+//	lease_claims_total{table}                claims made
+//	lease_claim_takeovers_total{table}       of them, those of items whose claim had run out
+//	lease_claims_lost_total{table}           claims that ended otherwise than by releasing them or leaving them to run out
+//	lease_claim_writes_refused_total{table}  saves, and fences, of claims that were no longer in force
+//
 // A lease's series begin with its first elector's Run and go when the last one's has returned; until then its counters never fall. A
 // registry takes one such collector; [prometheus.WrapRegistererWithPrefix] gives its names a prefix.
 func NewCollector() prometheus.Collector { return collector{} }
@@ -69,6 +76,38 @@ func describe(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("lease_"+name, help, append([]string{"lease"}, labels...), nil)
 }
 
+// The counters of claims.
+var (
+	claimsMade    = countClaims("claims_total", "Claims of items that this process made.")
+	claimsTaken   = countClaims("claim_takeovers_total", "Claims of items whose claim before had run out.")
+	claimsLost    = countClaims("claims_lost_total", "Claims that this process lost.")
+	claimsRefused = countClaims("claim_writes_refused_total", "Saves and fences that were refused since the claim was no longer in force.")
+)
+
+func countClaims(name, help string) *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "lease_" + name, Help: help}, []string{"table"})
+}
+
+// claimCounts counts for the claims on one table.
+type claimCounts struct{ made, taken, lost, refused prometheus.Counter }
+
+func claimCountsOf(table string) *claimCounts {
+	return &claimCounts{
+		made: claimsMade.WithLabelValues(table), taken: claimsTaken.WithLabelValues(table),
+		lost: claimsLost.WithLabelValues(table), refused: claimsRefused.WithLabelValues(table),
+	}
+}
+
+func (c *claimCounts) claim(expired bool) {
+	c.made.Inc()
+	if expired {
+		c.taken.Inc()
+	}
+}
+
+func (c *claimCounts) lose()   { c.lost.Inc() }
+func (c *claimCounts) refuse() { c.refused.Inc() }
+
 type collector struct{}
 
 // Describe implements [prometheus.Collector].
@@ -77,6 +116,9 @@ func (collector) Describe(ch chan<- *prometheus.Desc) {
 		ch <- d
 	}
 	renewalLength.Describe(ch)
+	for _, c := range []*prometheus.CounterVec{claimsMade, claimsTaken, claimsLost, claimsRefused} {
+		c.Describe(ch)
+	}
 }
 
 // Collect implements [prometheus.Collector].
@@ -102,6 +144,9 @@ func (collector) Collect(ch chan<- prometheus.Metric) {
 		}
 	}
 	renewalLength.Collect(ch)
+	for _, c := range []*prometheus.CounterVec{claimsMade, claimsTaken, claimsLost, claimsRefused} {
+		c.Collect(ch)
+	}
 }
 
 // What came of an attempt to renew.

@@ -96,7 +96,7 @@ const (
 type statements struct {
 	name, table string // the table, plain and quoted
 
-	poll, list, seed, take, renew, releaseHeld, releaseTerm, fence, columns string
+	poll, list, seed, take, renew, releaseHeld, releaseTerm, fence string
 }
 
 // In these texts, but for the seed, ?1 is the caller's time, or NULL for the database's clock. {clock} reads that time, anew wherever it
@@ -136,36 +136,42 @@ WHERE l.name = ?2 AND l.holder = ?3 AND l.epoch = ?4`
 // statementsOf keeps the finished texts by dialect and table, since they are needed at every call.
 var statementsOf sync.Map // of string to *statements
 
-// statements returns the SQL on the table of that name.
+// statements returns the SQL on the table of leases of that name.
 func (d *dialect) statements(table string) *statements {
 	key := d.name + " " + table
 	if known, ok := statementsOf.Load(key); ok {
 		return known.(*statements)
 	}
-	space, bare, qualified := strings.Cut(table, ".")
-	quoted, argument := `"`+table+`"`, `'`+table+`'`
-	if qualified {
-		quoted, argument = `"`+space+`"."`+bare+`"`, `'`+bare+`', '`+space+`'`
-	}
-	// What stands for something may contain what comes after it.
-	replace := [][2]string{
-		{"{locked}", d.locked}, {"{from}", d.from}, {"{now}", d.now}, {"{durable}", d.durable},
-		{"{clock}", "COALESCE(CAST(?1 AS BIGINT), " + d.clock + ")"},
-		{"{table}", quoted}, {"{argument}", argument}, {"?", d.parameter},
-	}
+	quoted := quote(table)
 	text := func(sql string) string {
-		for _, r := range replace {
-			sql = strings.ReplaceAll(sql, r[0], r[1])
-		}
-		return sql
+		return d.text(sql, [][2]string{
+			{"{table}", quoted}, {"{key}", "name"}, {"{holder}", "holder"}, {"{epoch}", "epoch"}, {"{renewed}", "renewed_at"}, {"{expires}", "expires_at"},
+		})
 	}
 	known, _ := statementsOf.LoadOrStore(key, &statements{
 		name: table, table: quoted,
 		poll: text(pollSQL), list: text(listSQL), seed: text(seedSQL), take: text(takeSQL), renew: text(renewSQL),
-		releaseHeld: text(releaseHeldSQL), releaseTerm: text(releaseTermSQL),
-		fence: text(d.fence), columns: text(d.columns),
+		releaseHeld: text(releaseHeldSQL), releaseTerm: text(releaseTermSQL), fence: text(d.fence),
 	})
 	return known.(*statements)
+}
+
+// quote quotes the name of a table of this package's own.
+func quote(table string) string { return `"` + strings.Replace(table, ".", `"."`, 1) + `"` }
+
+// text finishes the SQL of a statement. What stands for something may contain what comes after it, and names come last.
+func (d *dialect) text(sql string, names [][2]string) string {
+	for _, r := range [][2]string{
+		{"{locked}", d.locked}, {"{lockedItem}", d.lockedItem}, {"{from}", d.from}, {"{now}", d.now}, {"{durable}", d.durable}, {"{brief}", d.brief},
+		{"{clock}", "COALESCE(CAST(?1 AS BIGINT), " + d.clock + ")"},
+		{"?", d.parameter},
+	} {
+		sql = strings.ReplaceAll(sql, r[0], r[1])
+	}
+	for _, r := range names {
+		sql = strings.ReplaceAll(sql, r[0], r[1])
+	}
+	return sql
 }
 
 // poll reads the row of a lease, and the clock. One SELECT, which writes nothing and locks nothing.

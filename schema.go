@@ -22,13 +22,18 @@ type dialect struct {
 	now, from string // one reading of {clock} for a whole statement, and what that needs
 	locked    string // the same for a take, which locks its row first, against fences and other takes
 	durable   string // one more column of a SELECT, which makes the statement's commit wait for the disk
+	brief     string // a text, whose making bounds how long the transaction may lie idle, by the ttl in its row; "" where nothing does
 	fence     string // touches one row, and holds a take off until the transaction ends; or touches none
-	ddl       string // what the migrator runs on an empty database
-	columns   string // the name, type and uniqueness of each column of a table, and whether it must be given, from the catalogue
+	columns   string // the name, kind and uniqueness of each column of a table, and whether it must be given, from the catalogue
 	memory    string // the file behind the database, empty for one in memory; "" where there is no such thing
 
-	alone []string // makes a transaction the only one that migrates, and impatient for locks
-	brief string   // makes a transaction end soon if its client freezes in it
+	lockedItem string // is to a claim what locked is to a take
+	skipLocked bool   // a SELECT can lock the first row that nobody else has locked
+
+	kinds map[string]kind // of columns
+	quote string          // around names, in DDL
+	alone []string        // makes a transaction the only one that migrates, and impatient for locks
+	short string          // makes a transaction end soon if its client freezes in it
 
 	noTable, contention, readOnly, already func(error) bool
 }
@@ -43,36 +48,36 @@ var dialects = []*dialect{
 		locked:    lockedSQL,
 		durable: `, set_config('synchronous_commit', CASE current_setting('synchronous_commit')
 	WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END, true) AS durable`,
-		// KEY SHARE lets renewals pass, and not a take, which locks FOR UPDATE. A client that freezes in this transaction is cut off after
-		// the lease's ttl; one that dies while a statement runs, in a third of it (Postgres 14 or later, on
-		// Linux; elsewhere the setting is refused). A stricter session stays so.
-		fence: `SELECT set_config('idle_in_transaction_session_timeout', LEAST(
-	GREATEST((expires_at - renewed_at) / 1000, 1), 2147483647,
-	NULLIF(extract(epoch from current_setting('idle_in_transaction_session_timeout')::interval) * 1000, 0)::bigint)::text, true),
+		// A client that freezes in this transaction is cut off after the ttl; one that dies while a statement runs, in a third of it (Postgres
+		// 14 or later, on Linux; elsewhere the setting is refused). A stricter session stays so.
+		brief: `set_config('idle_in_transaction_session_timeout', LEAST(
+	GREATEST(({expires} - {renewed}) / 1000, 1), 2147483647,
+	NULLIF(extract(epoch from current_setting('idle_in_transaction_session_timeout')::interval) * 1000, 0)::bigint)::text, true) ||
 CASE WHEN version() LIKE '%linux%' AND current_setting('client_connection_check_interval', true) IS NOT NULL THEN
 	set_config('client_connection_check_interval', LEAST(
-		GREATEST((expires_at - renewed_at) / 3000, 1), 2147483647,
-		NULLIF(extract(epoch from current_setting('client_connection_check_interval', true)::interval) * 1000, 0)::bigint)::text, true) END
-FROM {table} WHERE name = ?2 AND holder = ?3 AND epoch = ?4 AND expires_at > {clock} FOR KEY SHARE`,
-		ddl: `CREATE TABLE "leases" (
-	"name" varchar(100) NOT NULL,
-	"holder" varchar(200) NOT NULL DEFAULT (''),
-	"epoch" bigint NOT NULL DEFAULT (0),
-	"expires_at" bigint NOT NULL DEFAULT (0),
-	"acquired_at" bigint NOT NULL DEFAULT (0),
-	"renewed_at" bigint NOT NULL DEFAULT (0),
-	PRIMARY KEY ("name")
-);
-`,
-		brief: `SET LOCAL idle_in_transaction_session_timeout = '2s'`,
+		GREATEST(({expires} - {renewed}) / 3000, 1), 2147483647,
+		NULLIF(extract(epoch from current_setting('client_connection_check_interval', true)::interval) * 1000, 0)::bigint)::text, true) ELSE '' END`,
+		// KEY SHARE lets renewals pass, and not a take, which locks FOR UPDATE.
+		fence: `SELECT {brief} FROM {table} WHERE {key} = ?2 AND {holder} = ?3 AND {epoch} = ?4 AND {expires} > {clock} FOR KEY SHARE`,
+
+		lockedItem: lockedItemSQL,
+		skipLocked: true,
+
+		kinds: map[string]kind{
+			"name": {"varchar(100)", "text"}, "holder": {"varchar(200)", "text"}, "key": {"varchar(255)", "text"},
+			"number": {"bigint", "number"}, "time": {"bigint", "number"}, "flag": {"boolean", "flag"}, "json": {"jsonb", "json"},
+		},
+		quote: `"`,
+		short: `SET LOCAL idle_in_transaction_session_timeout = '2s'`,
 		alone: []string{`SET LOCAL lock_timeout = '500ms'`, `SELECT pg_advisory_xact_lock(7811616831022158965)`},
 		columns: `SELECT a.attname,
 	CASE format_type(a.atttypid, NULL) WHEN 'bigint' THEN 'number' WHEN 'text' THEN 'text' WHEN 'character varying' THEN 'text'
-		ELSE format_type(a.atttypid, NULL) END,
+		WHEN 'boolean' THEN 'flag' WHEN 'jsonb' THEN 'json' ELSE format_type(a.atttypid, NULL) END,
 	EXISTS (SELECT 1 FROM pg_index AS i
 		WHERE i.indrelid = a.attrelid AND i.indisunique AND i.indpred IS NULL AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum),
 	a.attnotnull AND NOT a.atthasdef AND a.attidentity = ''
-FROM pg_attribute AS a WHERE a.attrelid = to_regclass('{table}') AND a.attnum > 0 AND NOT a.attisdropped`,
+FROM pg_attribute AS a WHERE a.attrelid = to_regclass('{table}') AND a.attnum > 0 AND NOT a.attisdropped
+UNION ALL SELECT '', 'queue', false, false FROM pg_index WHERE indrelid = to_regclass('{table}') AND indpred IS NOT NULL`,
 		noTable:    states("42P01", "3F000", "42703"), // undefined_table, invalid_schema_name, undefined_column
 		contention: states("40001", "40P01", "55P03"), // serialization_failure, deadlock_detected, lock_not_available
 		readOnly:   states("25006"),                   // read_only_sql_transaction
@@ -84,22 +89,19 @@ FROM pg_attribute AS a WHERE a.attrelid = to_regclass('{table}') AND a.attnum > 
 		clock:     `(CAST(ROUND((julianday('now')-2440587.5)*86400000) AS INTEGER)*1000)`, // milliseconds is what it has
 		now:       `{clock}`,                                                              // which stands still during a statement
 		// Any write takes SQLite's one write lock; a SELECT would fence nothing.
-		fence: `UPDATE {table} SET epoch = epoch WHERE name = ?2 AND holder = ?3 AND epoch = ?4 AND expires_at > {clock}`,
-		ddl: strings.ReplaceAll(`CREATE TABLE "leases" (
-	"name" text NOT NULL,
-	"holder" text NOT NULL DEFAULT (''),
-	"epoch" integer NOT NULL DEFAULT (0),
-	"expires_at" bigint NOT NULL DEFAULT (0),
-	"acquired_at" bigint NOT NULL DEFAULT (0),
-	"renewed_at" bigint NOT NULL DEFAULT (0),
-	PRIMARY KEY ("name")
-);
-`, `"`, "`"),
+		fence: `UPDATE {table} SET {epoch} = {epoch} WHERE {key} = ?2 AND {holder} = ?3 AND {epoch} = ?4 AND {expires} > {clock}`,
+		kinds: map[string]kind{
+			"name": {"text", "text"}, "holder": {"text", "text"}, "key": {"text", "text"},
+			"number": {"integer", "number"}, "time": {"bigint", "number"}, "flag": {"numeric", "flag"}, "json": {"text", "text"},
+		},
+		quote: "`",
 		columns: `SELECT name,
-	CASE WHEN type LIKE 'bigint' OR type LIKE 'integer' THEN 'number' WHEN type LIKE 'text' OR type LIKE 'varchar%' THEN 'text' ELSE type END,
+	CASE WHEN type LIKE 'bigint' OR type LIKE 'integer' THEN 'number' WHEN type LIKE 'text' OR type LIKE 'varchar%' THEN 'text'
+		WHEN type LIKE 'numeric' OR type LIKE 'boolean' THEN 'flag' ELSE type END,
 	pk = 1 AND NOT EXISTS (SELECT 1 FROM pragma_table_info({argument}) WHERE pk > 1),
 	"notnull" = 1 AND dflt_value IS NULL
-FROM pragma_table_info({argument})`,
+FROM pragma_table_info({argument})
+UNION ALL SELECT '', 'queue', false, false FROM pragma_index_list({argument}) WHERE partial`,
 		memory:     `SELECT file FROM pragma_database_list WHERE name = 'main'`,
 		noTable:    says("no such table", "unknown database", "no such column", "has no column named"),
 		contention: says("database is locked", "database table is locked", "database schema is locked"),
@@ -120,6 +122,83 @@ func dialectOf(argument, name string) (*dialect, error) {
 	return dialects[i], nil
 }
 
+// A kind is what a column is in one database: its type in DDL, and as the query of the catalogue calls it.
+type kind struct{ sql, catalogue string }
+
+// An ownTable is a table of this package, as EnsureSchema makes it and compares it with the one that is there.
+type ownTable struct {
+	name    string
+	columns []ownColumn // the first is the primary key
+	queue   string      // the SQL of its one index, if it has one
+}
+
+type ownColumn struct {
+	name, kind string
+	nullable   bool
+	fallback   string // what an INSERT without it means; "" for none
+	later      bool   // a table of an older version may lack it
+}
+
+var ownTables = []ownTable{
+	{name: leasesTable, columns: []ownColumn{
+		{name: "name", kind: "name"},
+		{name: "holder", kind: "holder", fallback: "('')"},
+		{name: "epoch", kind: "number", fallback: "(0)", later: true},
+		{name: "expires_at", kind: "time", fallback: "(0)"},
+		{name: "acquired_at", kind: "time", fallback: "(0)", later: true},
+		{name: "renewed_at", kind: "time", fallback: "(0)", later: true},
+	}},
+	{name: itemsTable, queue: "(COALESCE(claim_acquired_at,0)) WHERE NOT claim_done", columns: []ownColumn{
+		{name: "key", kind: "key"},
+		{name: "payload", kind: "json"},
+		{name: "claim_owner", kind: "holder", fallback: "''"},
+		{name: "claim_step_id", kind: "holder", fallback: "''"},
+		{name: "claim_epoch", kind: "number", fallback: "0"},
+		{name: "claim_revision", kind: "number", fallback: "0"},
+		{name: "claim_attempts", kind: "number", fallback: "0"},
+		{name: "claim_acquired_at", kind: "time", nullable: true},
+		{name: "claim_renewed_at", kind: "time", nullable: true},
+		{name: "claim_expires_at", kind: "time", nullable: true},
+		{name: "claim_done", kind: "flag", fallback: "false"},
+		{name: "created_at", kind: "time", nullable: true},
+		{name: "updated_at", kind: "time", nullable: true},
+	}},
+}
+
+// create is the DDL of a table, or of a part of it.
+func (t ownTable) create(d *dialect, prefix string) string {
+	var lines []string
+	for _, c := range t.columns {
+		lines = append(lines, "\t"+c.definition(d)+",\n")
+	}
+	ddl := "CREATE TABLE " + t.quoted(d, prefix) + " (\n" + strings.Join(lines, "") + "\tPRIMARY KEY (" + d.quote + t.columns[0].name + d.quote + ")\n);\n"
+	if t.queue != "" {
+		ddl += t.createQueue(d, prefix)
+	}
+	return ddl
+}
+
+// createQueue is the DDL of a table's index. Postgres would cut a longer name off.
+func (t ownTable) createQueue(d *dialect, prefix string) string {
+	name := "idx_" + strings.ReplaceAll(prefix+t.name, ".", "_") + "_claim_queue"
+	return "CREATE INDEX " + d.quote + name[:min(len(name), 63)] + d.quote + " ON " + t.quoted(d, prefix) + " " + t.queue + ";\n"
+}
+
+func (t ownTable) quoted(d *dialect, prefix string) string {
+	return d.quote + strings.Replace(prefix+t.name, ".", d.quote+"."+d.quote, 1) + d.quote
+}
+
+func (c ownColumn) definition(d *dialect) string {
+	definition := d.quote + c.name + d.quote + " " + d.kinds[c.kind].sql
+	if !c.nullable {
+		definition += " NOT NULL"
+	}
+	if c.fallback != "" {
+		definition += " DEFAULT " + c.fallback
+	}
+	return definition
+}
+
 // DDL returns what [EnsureSchema] runs on an empty database, without [Tables], for other migration tools. The dialect is "postgres" or
 // "sqlite"; any other is [ErrInvalid].
 func DDL(dialect string) (string, error) {
@@ -127,14 +206,19 @@ func DDL(dialect string) (string, error) {
 	if err != nil {
 		return "", wrap("ddl", err)
 	}
-	return d.ddl, nil
+	var ddl string
+	for _, t := range ownTables {
+		ddl += t.create(d, "")
+	}
+	return ddl, nil
 }
 
-// How long EnsureSchema tries, while others hold the table or create it too.
+// How long EnsureSchema tries, while others hold a table or create it too.
 const ensureFor = time.Minute
 
-// EnsureSchema makes sure that db has this package's table, as this version needs it: it creates the table, or adds what a table
-// of an older version lacks, and takes nothing away. Any number of processes may call it at once, on every start.
+// EnsureSchema makes sure that db has this package's tables, leases and lease_items, as this version needs them: it creates a table, or adds
+// what one of an older version lacks, and takes nothing away. Any number of processes may call it at once, on every start. Models of your own
+// that embed [Claimable] are GORM's AutoMigrate's.
 //
 // Where nothing is missing it runs no DDL, waits for no lock, and needs no right to create. Where something is missing but may not
 // be created, the error quotes the DDL to be run by somebody who may. A table of that name that belongs to someone else stays as
@@ -164,18 +248,18 @@ func EnsureSchema(db *gorm.DB) error {
 // ensure changes what is missing, and looks again, until nothing is.
 func (h *handle) ensure(ctx context.Context, db *gorm.DB) error {
 	for {
-		missing, err := h.inspect(ctx)
+		missing, err := h.missing(ctx)
 		if err != nil || len(missing) == 0 {
 			return err
 		}
-		err = h.migrate(ctx, db, missing)
+		err = h.migrate(ctx, db)
 		switch {
 		case err == nil:
-			continue // inspect has the last word
+			continue // what is missing now has the last word
 		case h.inTx:
-			return fmt.Errorf("%w; it lacks:\n%s", err, h.wanted(missing))
+			return fmt.Errorf("%w; the schema lacks:\n%s", err, strings.Join(missing, ""))
 		case !h.dialect.already(err) && !h.dialect.contention(err):
-			return fmt.Errorf("%w; somebody who may has to run:\n%s", err, h.wanted(missing))
+			return fmt.Errorf("%w; somebody who may has to run:\n%s", err, strings.Join(missing, ""))
 		}
 		select {
 		case <-ctx.Done():
@@ -185,115 +269,111 @@ func (h *handle) ensure(ctx context.Context, db *gorm.DB) error {
 	}
 }
 
+// missing is the DDL that the schema lacks.
+func (h *handle) missing(ctx context.Context) (ddl []string, err error) {
+	for _, t := range ownTables {
+		lacks, err := h.inspect(ctx, t)
+		if err != nil {
+			return nil, err
+		}
+		ddl = append(ddl, lacks...)
+	}
+	return ddl, nil
+}
+
 // A column is one of a table that exists, as the catalogue describes it.
 type column struct {
 	name     string
-	kind     string // "number", "text", or any other type
+	kind     string // "number", "text", "flag", "json", or any other type; "queue" for a partial index
 	unique   bool   // by itself
 	required bool   // by every INSERT
 }
 
-// recordFields is Record, as inspect compares it with a table. The original ones were in every version.
-var recordFields = []struct {
-	name, column, kind string
-	original           bool
-}{
-	{"Name", "name", "text", true},
-	{"Holder", "holder", "text", true},
-	{"Epoch", "epoch", "number", false},
-	{"ExpiresAt", "expires_at", "number", true},
-	{"AcquiredAt", "acquired_at", "number", false},
-	{"RenewedAt", "renewed_at", "number", false},
-}
-
-// inspect returns the fields of Record that the table lacks, all of them if there is no table. It asks the catalogue for the table that
-// the statements will see (through the search path, say), takes no lock and needs no right.
-func (h *handle) inspect(ctx context.Context) (missing []string, err error) {
+// inspect returns the DDL that a table lacks, all of it if there is none. It asks the catalogue for the table that the statements will
+// see (through the search path, say), takes no lock and needs no right.
+func (h *handle) inspect(ctx context.Context, t ownTable) (lacks []string, err error) {
+	d, quoted := h.dialect, t.quoted(h.dialect, h.prefix)
 	columns, err := query(ctx, h, func(rows *sql.Rows) (c column, err error) {
 		return c, rows.Scan(&c.name, &c.kind, &c.unique, &c.required)
-	}, h.statements.columns)
+	}, d.text(d.columns, [][2]string{{"{table}", quote(h.prefix + t.name)}, {"{argument}", argument(h.prefix + t.name)}}))
 	if err != nil {
 		return nil, err
+	}
+	if len(columns) == 0 {
+		return []string{t.create(d, h.prefix)}, nil
 	}
 	has := map[string]column{}
 	for _, c := range columns {
 		has[c.name] = c
 	}
-	for _, f := range recordFields {
-		c, ok := has[f.column]
-		delete(has, f.column)
+	stranger := func(why string) ([]string, error) {
+		return nil, fmt.Errorf("the table %s belongs to something else (%s) and stays as it is; Tables(db, prefix) gives this package other tables",
+			quoted, why)
+	}
+	for i, own := range t.columns {
+		c, ok := has[own.name]
+		delete(has, own.name)
 		switch {
-		case !ok && len(columns) > 0 && f.original:
-			return nil, h.stranger("it has no column " + f.column)
+		case !ok && own.later:
+			lacks = append(lacks, "ALTER TABLE "+quoted+" ADD COLUMN "+own.definition(d)+";\n")
 		case !ok:
-			missing = append(missing, f.name)
-		case f.column == "name" && !c.unique:
-			return nil, h.stranger("its name is not unique")
-		case c.kind != f.kind:
-			return nil, h.stranger("its " + f.column + " is of type " + c.kind)
+			return stranger("it has no column " + own.name)
+		case i == 0 && !c.unique:
+			return stranger("its " + own.name + " is not unique")
+		case c.kind != d.kinds[own.kind].catalogue:
+			return stranger("its " + own.name + " is of type " + c.kind)
 		}
+	}
+	if _, ok := has[""]; !ok && t.queue != "" {
+		lacks = append(lacks, t.createQueue(d, h.prefix))
 	}
 	for _, other := range has {
 		if other.required {
-			return nil, h.stranger("it requires a " + other.name)
+			return stranger("it requires a " + other.name)
 		}
 	}
-	return missing, nil
+	return lacks, nil
 }
 
-func (h *handle) stranger(why string) error {
-	return fmt.Errorf("the table %s belongs to something else (%s) and stays as it is; Tables(db, prefix) gives this package other tables",
-		h.statements.table, why)
+// argument is a table's name as the argument of a pragma.
+func argument(table string) string {
+	if space, bare, qualified := strings.Cut(table, "."); qualified {
+		return "'" + bare + "', '" + space + "'"
+	}
+	return "'" + table + "'"
 }
 
-// migrate adds what is missing through GORM's migrator, in one transaction, one process at a time.
-func (h *handle) migrate(ctx context.Context, db *gorm.DB, missing []string) error {
+// migrate adds what is missing, in one transaction, one process at a time.
+func (h *handle) migrate(ctx context.Context, db *gorm.DB) error {
+	if h.inTx {
+		return h.add(ctx)
+	}
 	s := db.Session(&gorm.Session{NewDB: true, Context: ctx, Logger: logger.Discard})
 	s.Error, s.Statement.ConnPool = nil, h.pool
-	if h.inTx {
-		return h.add(s, missing)
-	}
 	return s.Transaction(func(tx *gorm.DB) error {
+		in := *h
+		in.pool, in.inTx = tx.Statement.ConnPool, true
 		for _, statement := range h.dialect.alone {
-			if err := tx.Exec(statement).Error; err != nil {
+			if _, err := in.exec(ctx, statement); err != nil {
 				return err
 			}
 		}
-		in := *h
-		in.pool, in.inTx = tx.Statement.ConnPool, true
-		missing, err := in.inspect(ctx) // somebody may have been faster
-		if err != nil || len(missing) == 0 {
-			return err
-		}
-		return h.add(tx, missing)
+		return in.add(ctx)
 	})
 }
 
-// add makes the table, or some columns of it.
-func (h *handle) add(tx *gorm.DB, missing []string) error {
-	m := tx.Table(h.statements.name).Migrator()
-	if len(missing) == len(recordFields) {
-		return m.CreateTable(&Record{})
+// add runs the DDL that is still missing; somebody may have been faster.
+func (h *handle) add(ctx context.Context) error {
+	missing, err := h.missing(ctx)
+	if err != nil {
+		return err
 	}
-	for _, field := range missing {
-		if err := m.AddColumn(&Record{}, field); err != nil {
-			return err
+	for _, ddl := range missing {
+		for statement := range strings.SplitSeq(strings.TrimSpace(ddl), ";\n") {
+			if _, err := h.exec(ctx, statement); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
-}
-
-// wanted is the DDL that migrate would run, out of the dialect's own.
-func (h *handle) wanted(missing []string) string {
-	create, lines := h.dialect.ddl, strings.Split(h.dialect.ddl, "\n")
-	if len(missing) == len(recordFields) {
-		return strings.Replace(create, lines[0], "CREATE TABLE "+h.statements.table+" (", 1)
-	}
-	var b strings.Builder
-	for i, f := range recordFields {
-		if slices.Contains(missing, f.name) {
-			fmt.Fprintf(&b, "ALTER TABLE %s ADD COLUMN %s;\n", h.statements.table, strings.Trim(lines[i+1], "\t,"))
-		}
-	}
-	return b.String()
 }

@@ -46,7 +46,8 @@ func saturatingAdd(a, b time.Duration) time.Duration {
 	return a + b
 }
 
-// A tenure is one term of this process while it lasts: what its Run knows, its work trusts and everyone else may ask.
+// A tenure is one term of this process, or one claim with a heartbeat, while it lasts: what its Run knows, its work trusts and everyone else
+// may ask.
 //
 // It is held from its beginning to its end; the end is the deadline, or an earlier one that Run saw, whichever comes first. Whoever
 // sees it first, a timer or a question, makes it final: nothing revives a tenure. It keeps its own deadline, by a timer that waits for
@@ -81,14 +82,21 @@ const (
 	byRelease  = ""         // not lost: given back
 )
 
-// newTenure begins a tenure whose acquisition was sent at sent; its work's context is a child of parent. It may be over already.
+// newTenure begins the tenure of a term whose acquisition was sent at sent; its work's context is a child of parent. It may be over already.
 func newTenure(parent context.Context, term Term, sent instant, ttl time.Duration, clock func() instant) *tenure {
+	t := startTenure(WithTerm(parent, term), sent, ttl, clock)
+	t.term = term
+	return t
+}
+
+// startTenure begins one of whatever parent carries.
+func startTenure(parent context.Context, sent instant, ttl time.Duration, clock func() instant) *tenure {
 	t := &tenure{
-		term: term, over: make(chan struct{}), clock: clock, pace: max(ttl/12, time.Millisecond),
+		over: make(chan struct{}), clock: clock, pace: max(ttl/12, time.Millisecond),
 		sent: sent, deadline: sent.plus(ttl - ttl/3),
 	}
-	ctx, cancel := context.WithCancelCause(WithTerm(parent, term))
-	t.ctx, t.cancel = &workContext{Context: ctx, tenure: t}, cancel
+	ctx, cancel := context.WithCancelCause(parent)
+	t.ctx, t.cancel = &workContext{Context: ctx, parent: parent, tenure: t}, cancel
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.timer = time.AfterFunc(0, t.watch)
@@ -164,12 +172,14 @@ func (t *tenure) lost() (reason string, ok bool) {
 // deadline, even before the timer's goroutine had its turn.
 type workContext struct {
 	context.Context
+	parent context.Context
 	tenure *tenure
 }
 
 // Err is nil while the work may go on.
 func (c *workContext) Err() error {
-	c.tenure.held() // ends the context if not
+	_ = c.parent.Err() // it may be the context of other work, which looks at a clock of its own
+	c.tenure.held()    // ends the context if not
 	return c.Context.Err()
 }
 

@@ -1,0 +1,256 @@
+package lease
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+)
+
+// A claimStore is what a claim asks of its row: two statements, each of which may block until its context ends, or longer with a
+// driver that ignores it.
+type claimStore interface {
+	sendRenewal(ctx context.Context) (bool, error)
+	sendRelease(ctx context.Context, keep bool) (bool, error)
+}
+
+// A claim is the life of one claim: held until it is found to be lost, or released. Neither ever changes back.
+//
+// It may run out without being lost: until somebody takes the item, a renewal revives it. Every heartbeat has a tenure, which does not
+// outlive two thirds of the TTL without a renewal, whoever sent that.
+type claim struct {
+	store claimStore
+	ttl   time.Duration
+	clock func() instant
+	count *claimCounts
+
+	mu      sync.Mutex // guards the fields below
+	sent    instant    // the claim, or its last good renewal, was
+	leaving bool       // a release was sent, so a row that no longer matches is no loss
+	over    error      // why the claim is: ErrLost or errReleased; nil while it is held
+	missed  bool       // its loss was counted
+	failed  error      // why the last renewal did; nil if it did not
+	tenures map[*tenure]bool
+}
+
+var errReleased = fmt.Errorf("%w: it was released", ErrLost)
+
+func newClaim(s claimStore, sent instant, ttl time.Duration, clock func() instant, count *claimCounts) *claim {
+	return &claim{store: s, ttl: ttl, clock: clock, count: count, sent: sent, tenures: map[*tenure]bool{}}
+}
+
+// ended is why the claim is over, or nil.
+func (c *claim) ended() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.over
+}
+
+// renew sends one renewal, and draws the conclusions.
+func (c *claim) renew(ctx context.Context) error {
+	if err := c.ended(); err != nil {
+		return err
+	}
+	sent := c.clock()
+	renewed, err := c.store.sendRenewal(ctx)
+	c.mu.Lock()
+	c.failed = err
+	c.mu.Unlock()
+	switch {
+	case err != nil:
+		return err
+	case !renewed:
+		return c.gone()
+	}
+	for _, t := range c.renewed(sent) {
+		t.extend(sent.plus(c.ttl - c.ttl/3))
+	}
+	return nil
+}
+
+// renewed notes a good renewal, and returns the tenures that it extends.
+func (c *claim) renewed(sent instant) []*tenure {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if sent.mono > c.sent.mono {
+		c.sent = sent
+	}
+	return slices.Collect(maps.Keys(c.tenures))
+}
+
+// release sends a release. It may be repeated after an error.
+func (c *claim) release(ctx context.Context, keep bool) error {
+	c.mu.Lock()
+	over, again := c.over, c.leaving
+	c.leaving = true
+	c.mu.Unlock()
+	if over != nil {
+		return unlessReleased(over)
+	}
+	released, err := c.store.sendRelease(ctx, keep)
+	switch {
+	case err != nil:
+		return err
+	case released || again: // an earlier one may have landed
+		return unlessReleased(c.end(errReleased, byRelease))
+	}
+	return unlessReleased(c.end(ErrLost, byTakeover))
+}
+
+func unlessReleased(err error) error {
+	return ignore(err, func(err error) bool { return errors.Is(err, errReleased) })
+}
+
+// gone draws the conclusion of a row that does not bear the claim, and returns the error that says so.
+func (c *claim) gone() error {
+	c.mu.Lock()
+	leaving := c.leaving
+	c.mu.Unlock()
+	if leaving {
+		return c.end(errReleased, byRelease)
+	}
+	return c.end(ErrLost, byTakeover)
+}
+
+// end makes the claim over, and every tenure of it; the first reason stays, and is returned.
+func (c *claim) end(why error, reason string) error {
+	c.mu.Lock()
+	if c.over == nil {
+		c.over = why
+	}
+	why = c.over
+	tenures := slices.Collect(maps.Keys(c.tenures))
+	c.mu.Unlock()
+	if reason != byRelease {
+		c.miss()
+	}
+	for _, t := range tenures {
+		t.end(reason)
+	}
+	return why
+}
+
+// miss counts a loss, once.
+func (c *claim) miss() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.missed && !errors.Is(c.over, errReleased) {
+		c.missed = true
+		c.count.lose()
+	}
+}
+
+// begin starts a tenure; its context is a child of parent. A claim whose last renewal is too old to be counted on is renewed first.
+func (c *claim) begin(parent context.Context) (*tenure, error) {
+	c.mu.Lock()
+	overdue := c.over == nil && c.clock().until(c.sent.plus(c.ttl-c.ttl/3)) <= 0
+	c.mu.Unlock()
+	if overdue {
+		limit := max(c.ttl/3, 50*time.Millisecond)
+		if _, err := ask(parent, make(flight, 1), limit, func(ctx context.Context) (struct{}, error) { return struct{}{}, c.renew(ctx) }); err != nil {
+			if c.ended() == nil && parent.Err() == nil {
+				c.miss()
+				err = fmt.Errorf("%w: it ran out, and could not be renewed: %w", ErrLost, err)
+			}
+			return nil, err
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.over != nil {
+		return nil, c.over
+	}
+	t := startTenure(parent, c.sent, c.ttl, c.clock)
+	c.tenures[t] = true
+	return t, nil
+}
+
+// finish gives a tenure back, which ends it.
+func (c *claim) finish(t *tenure) {
+	c.mu.Lock()
+	delete(c.tenures, t)
+	c.mu.Unlock()
+	t.end(byRelease)
+}
+
+// maxBeats bounds the renewals of one heartbeat that have not returned: there may be many claims to one pool.
+const maxBeats = 3
+
+// beat renews the claim every interval, until ctx ends or the tenure is over. Nothing in it waits for a statement. It returns why the tenure
+// is over, if that is a loss.
+func (c *claim) beat(ctx context.Context, t *tenure, interval time.Duration, renewed func()) error {
+	attempts, stop := context.WithCancel(context.WithoutCancel(ctx))
+	sending, answers := make(flight, maxBeats), make(chan error)
+	defer func() {
+		stop()
+		sending.settle(parting(c.ttl))
+	}()
+	due := time.NewTimer(c.untilDue(interval))
+	defer due.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-t.over:
+			return c.loss(t)
+		case <-due.C:
+			sending.send(attempts, max(c.ttl/3, 50*time.Millisecond), func(ctx context.Context) {
+				err := c.renew(ctx)
+				select {
+				case answers <- err:
+				case <-attempts.Done():
+				}
+			})
+			due.Reset(max(c.ttl/12, leastPause)) // the next attempt, unless this one is answered before
+		case err := <-answers:
+			if err != nil {
+				due.Reset(max(c.ttl/48, leastPoll))
+				continue
+			}
+			due.Reset(c.untilDue(interval))
+			renewed()
+		}
+	}
+}
+
+// loss is why a tenure is over, if that is a loss.
+func (c *claim) loss(t *tenure) error {
+	reason, lost := t.lost()
+	if !lost {
+		return nil
+	}
+	c.miss()
+	if reason != byDeadline {
+		return ErrLost
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return fmt.Errorf("%w: it was not renewed in time: %w", ErrLost, cmp.Or(c.failed, errSilent))
+}
+
+// untilDue is how long it is until the next renewal.
+func (c *claim) untilDue(interval time.Duration) time.Duration {
+	if interval <= 0 {
+		interval = c.ttl / 3
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return max(c.clock().until(c.sent.plus(min(interval, c.ttl/2))), leastPause)
+}
+
+// leave releases the claim, within bounds; failing that, it runs out by itself.
+func (c *claim) leave(ctx context.Context, keep bool) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*parting(c.ttl))
+	defer cancel()
+	sending := make(flight, maxBeats)
+	for {
+		_, err := ask(ctx, sending, parting(c.ttl), func(ctx context.Context) (struct{}, error) { return struct{}{}, c.release(ctx, keep) })
+		if err == nil || errors.Is(err, ErrLost) || !sleep(ctx, spread(parting(c.ttl)/8)) {
+			return err
+		}
+	}
+}
