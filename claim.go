@@ -371,7 +371,7 @@ func (h *HolderOf[T]) Save(ctx context.Context, it T, columns ...string) error {
 	}
 	ok, err := h.write(ctx, h.items.handle, it, columns)
 	if err == nil && !ok {
-		err = h.life.gone()
+		err = h.life.gone(0)
 	}
 	return wrap(op, err)
 }
@@ -485,6 +485,8 @@ func (h *HolderOf[T]) named() string { return label(h.hold.key) }
 
 // over looks whether the claim is. If the database does not say, it is not known to be.
 func (h *HolderOf[T]) over(ctx context.Context, _ *handle) bool {
+	ctx, cancel := briefly(ctx)
+	defer cancel()
 	p, err := h.items.peek(ctx, h.hold.key, clockNow(h.now))
 	if errors.Is(err, gorm.ErrRecordNotFound) {
 		return true
@@ -549,12 +551,12 @@ func (h *HolderOf[T]) Heartbeat(ctx context.Context, interval time.Duration, onR
 //
 // What Run returns, and what becomes of the row:
 //
-//   - nil: work returned nil, and the claim was released, as [HolderOf.Release] does. Or work had released it itself.
-//   - ctx's cause, and what work returned, if ctx ended and work returned an error: the process is shutting down. The claim was released, and
-//     its attempt is taken back, so that it does not look like a crash. So it is if ctx ended and work returned nil, and Run.
-//   - ErrLost, and what work returned: the claim was lost first.
-//   - What work returned, if it failed otherwise. The claim is left to run out, so that the row is not tried again at once; the next claim
-//     counts another attempt. So it is when work panics, and the panic comes out of Run.
+//   - nil, when work returned nil: the claim was released, as [HolderOf.Release] does. Or work had released it itself.
+//   - ctx's cause, and what work returned, when ctx ended and work returned an error: the process is shutting down. The claim was released,
+//     and its attempt taken back, so that it does not look like a crash. (The attempt is taken back, too, when work returned nil then.)
+//   - [ErrLost], and what work returned, when the claim was lost before work returned.
+//   - What work returned, when it failed otherwise. The claim is left to run out, so that the row is not tried again at once, and its next
+//     claim counts one more attempt. So it is when work panics, and the panic comes out of Run.
 //
 // If the database does not answer, the release is given up after a third of a TTL or five seconds, whichever is less (150 milliseconds, if the
 // TTL is tiny), and the error says so. It is [ErrInvalid] for a nil work, or a second Run of the claim at the same time.
@@ -576,7 +578,10 @@ func (h *HolderOf[T]) Run(ctx context.Context, work func(ctx context.Context) er
 	if err != nil {
 		return wrap(op, err)
 	}
-	err = h.attend(ctx, t, work)
+	if err = context.Cause(ctx); err == nil {
+		err = h.attend(ctx, t, work)
+	}
+	h.life.finish(t)
 	loss, released, stopped := h.life.loss(t), errors.Is(h.life.ended(), errReleased), ctx.Err() != nil
 	switch {
 	case loss != nil:
@@ -605,7 +610,6 @@ func (h *HolderOf[T]) attend(ctx context.Context, t *tenure, work func(context.C
 	var beat sync.WaitGroup
 	beat.Go(func() { _ = h.life.beat(beating, t, 0, func() {}) })
 	defer func() {
-		t.held() // or the deadline ends it now
 		h.life.finish(t)
 		stop()
 		beat.Wait()

@@ -8,7 +8,9 @@
 //		// Only one replica is here. ctx ends when that can no longer be trusted.
 //	})
 //
-// [EnsureSchema] makes the table. [TryAcquire] and [Release] are the same leases by hand.
+// [EnsureSchema] makes the tables. [TryAcquire] and [Release] are the same leases by hand.
+//
+// Work items are claimed, one by one, by as many workers as there are: see Claims.
 //
 // # What is guaranteed
 //
@@ -19,7 +21,7 @@
 //  2. Work stops before anyone else can start. A leader's right to work ends two thirds of the TTL after the sending of its last good
 //     acquisition or renewal, by its own clocks. From that instant [Elector.IsLeader] is false and the work's context is cancelled, whether
 //     or not a database call is hanging. The row stays held for another third: the margin for clocks that drift and work that winds down.
-//  3. A stale writer cannot commit. [Transaction] and [Fence] decide in the database, in the same transaction as the write.
+//  3. A stale writer cannot commit. [Transaction], [Fence] and [HolderOf.Save] decide in the database, in the same transaction as the write.
 //  4. The epoch never goes back: not on release, not when the same holder comes again, not on expiry.
 //  5. A lease always comes free. A process that dies, hangs or is cut off holds it for at most one TTL after its last statement
 //     landed; on Postgres for two, if it froze inside a fenced transaction.
@@ -61,6 +63,42 @@
 // Effects outside the database can be fenced by whoever receives them, if they carry [Term].Epoch along and the receiver refuses a lower
 // one than it has seen.
 //
+// # Claims
+//
+// A worker claims one item, keeps the claim alive while it works on the item, and saves it. The items are rows of a model of your own that embeds
+// [Claimable] ([ClaimAs], [ClaimNext]), or of the package's table lease_items ([Item], [Create], [Load], [Claim]):
+//
+//	type Job struct {
+//		ID     uint
+//		Result string
+//		lease.Claimable
+//	}
+//
+//	holder, err := lease.ClaimNext[Job](ctx, db, me, "", time.Minute, nil)
+//	err = holder.Run(ctx, func(ctx context.Context) error {
+//		job := holder.Item()
+//		// Only one worker is here. ctx ends when that can no longer be trusted.
+//		job.Result, job.Done = "made", true
+//		return holder.Save(ctx, job) // refused if the claim was lost
+//	})
+//
+// A claim is what a term is to a lease: it has an epoch, it expires unless it is renewed, and it can be fenced. It differs in this. A claim
+// that ran out, and that nobody has taken, may still be renewed and saved. The same owner may claim an item again, at once, which ends its
+// earlier claim: so every worker needs an owner of its own. A worker that dies leaves its item claimed for at most one TTL; then the item goes to the
+// back of the queue, with its Attempts counted. [HolderOf.Run] tells how a claim ends in each case.
+//
+// A save replaces every save before it of the same claim, also one whose reply was lost and that lands only later.
+//
+// What a worker writes elsewhere in the database is done once if it commits together with the item's new state:
+//
+//	err := lease.Transaction(ctx, db, func(tx *gorm.DB) error { // in Run's work, fenced by the claim
+//		if err := tx.Create(&effect).Error; err != nil {
+//			return err
+//		}
+//		job.Done = true
+//		return holder.SaveIn(tx, job)
+//	})
+//
 // # How a term goes
 //
 // A standby polls every quarter to third of a TTL, with one SELECT that writes and locks nothing, and once more when the lease should have
@@ -85,7 +123,8 @@
 // # The handle
 //
 // Of the *gorm.DB that it is given the package uses the primary's connection pool and the dialect, and nothing else: no conditions, hooks, logger,
-// default transaction or cached statements. [Tables] names other tables.
+// default transaction or cached statements. [Tables] names other tables. Rows of a model are read and saved through GORM, on a clean
+// session, so that the model's hooks, serializers and soft delete are kept.
 //
 // An election needs one free connection now and then; give the pool more than the work itself can exhaust.
 package lease

@@ -2,6 +2,7 @@ package lease_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -227,6 +228,248 @@ func ExampleRelease() {
 	// true 2
 }
 
+func ExampleClaim() {
+	db, closeDB := openExample()
+	defer closeDB()
+	ctx := context.Background()
+	_ = lease.Create(ctx, db, lease.Item{Key: "cluster-7", Payload: json.RawMessage(`{"phase":"new"}`)})
+
+	holder, err := lease.Claim(ctx, db, "cluster-7", "worker-1", "provision", time.Minute, nil)
+	fmt.Println(holder, err)
+	_, err = lease.Claim(ctx, db, "cluster-7", "worker-2", "provision", time.Minute, nil)
+	fmt.Println(errors.Is(err, lease.ErrHeld))
+	// Output:
+	// claim 1 of "cluster-7" in lease_items by "worker-1" <nil>
+	// true
+}
+
+func ExampleCreate() {
+	db, closeDB := openExample()
+	defer closeDB()
+	ctx := context.Background()
+	fmt.Println(lease.Create(ctx, db, lease.Item{Key: "cluster-7", Payload: json.RawMessage(`{"phase":"new"}`)}))
+	fmt.Println(lease.Create(ctx, db, lease.Item{Key: "cluster-7"}))
+	fmt.Println(lease.Create(ctx, db, lease.Item{Key: "cluster-8", Payload: json.RawMessage(`{"phase":`)}))
+	// Output:
+	// <nil>
+	// lease: create "cluster-7": duplicated key not allowed
+	// lease: create "cluster-8": invalid argument: Payload is not valid JSON, or contains a NUL
+}
+
+func ExampleLoad() {
+	db, closeDB := openExample()
+	defer closeDB()
+	ctx := context.Background()
+	_ = lease.Create(ctx, db, lease.Item{Key: "cluster-7", Payload: json.RawMessage(`{"phase":"new"}`)})
+
+	item, before, err := lease.Load(ctx, db, "cluster-7")
+	fmt.Println(string(item.Payload), err)
+	_, _ = lease.Claim(ctx, db, "cluster-7", "worker-1", "", time.Minute, nil)
+	item, after, _ := lease.Load(ctx, db, "cluster-7")
+	fmt.Println(item.Owner, item.Epoch, item.Attempts, before != after)
+	_, _, err = lease.Load(ctx, db, "cluster-8")
+	fmt.Println(errors.Is(err, gorm.ErrRecordNotFound))
+	// Output:
+	// {"phase":"new"} <nil>
+	// worker-1 1 1 true
+	// true
+}
+
+// A Job is a model of the service's own. AutoMigrate brings what Claimable needs.
+type Job struct {
+	ID     uint
+	Tenant string
+	Result string
+	lease.Claimable
+}
+
+func ExampleClaimNext() {
+	db, closeDB := openExample()
+	defer closeDB()
+	ctx := context.Background()
+	_ = db.AutoMigrate(&Job{})
+	db.Create([]*Job{{Tenant: "blue"}, {Tenant: "red"}, {Tenant: "red"}})
+
+	red := func(db *gorm.DB) *gorm.DB { return db.Where("tenant = ?", "red") }
+	for {
+		holder, err := lease.ClaimNext[Job](ctx, db, "worker-1", "", time.Minute, nil, red)
+		if errors.Is(err, gorm.ErrRecordNotFound) {
+			fmt.Println("nothing left")
+			return
+		}
+		err = holder.Run(ctx, func(ctx context.Context) error {
+			job := holder.Item()
+			fmt.Println("working on job", job.ID)
+			job.Result, job.Done = "made", true
+			return holder.Save(ctx, job)
+		})
+		if err != nil {
+			fmt.Println(err)
+		}
+	}
+	// Output:
+	// working on job 2
+	// working on job 3
+	// nothing left
+}
+
+func ExampleClaimAs() {
+	db, closeDB := openExample()
+	defer closeDB()
+	ctx := context.Background()
+	_ = db.AutoMigrate(&Job{})
+	db.Create([]*Job{{Tenant: "blue"}, {Tenant: "red", Claimable: lease.Claimable{Done: true}}})
+
+	holder, err := lease.ClaimAs[Job](ctx, db, 1, "worker-1", "", time.Minute, nil)
+	fmt.Println(holder.Item().Tenant, err)
+	_, err = lease.ClaimAs[Job](ctx, db, 2, "worker-1", "", time.Minute, nil)
+	fmt.Println(err)
+	// Output:
+	// blue <nil>
+	// lease: claim "2": item done
+}
+
+func ExampleHolderOf_Run() {
+	db, closeDB := openExample()
+	defer closeDB()
+	ctx, stop := context.WithCancel(context.Background()) // in a service: signal.NotifyContext
+	defer stop()
+	_ = lease.Create(ctx, db, lease.Item{Key: "cluster-7"})
+
+	run := func(work func(context.Context) error) {
+		holder, err := lease.Claim(ctx, db, "cluster-7", "worker-1", "", time.Minute, nil)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		err = holder.Run(ctx, work)
+		item, _, _ := lease.Load(context.Background(), db, "cluster-7")
+		fmt.Printf("%v; owner %q, attempts %d\n", err, item.Owner, item.Attempts)
+	}
+	run(func(context.Context) error { return nil })
+	run(func(context.Context) error { return errors.New("the cluster is on fire") })
+	run(func(ctx context.Context) error { // again, by the same owner
+		stop() // the process is shutting down
+		<-ctx.Done()
+		return ctx.Err()
+	})
+	// Output:
+	// <nil>; owner "", attempts 0
+	// the cluster is on fire; owner "worker-1", attempts 1
+	// lease: run "cluster-7": context canceled; owner "", attempts 1
+}
+
+func ExampleHolderOf_Heartbeat() {
+	db, closeDB := openExample()
+	defer closeDB()
+	ctx := context.Background()
+	_ = lease.Create(ctx, db, lease.Item{Key: "cluster-7"})
+	holder, _ := lease.Claim(ctx, db, "cluster-7", "worker-1", "", time.Minute, nil)
+
+	// Run has a heartbeat of its own. Without it:
+	working, stop := context.WithCancelCause(ctx)
+	go holder.Heartbeat(ctx, 0, nil, func(err error) { stop(err) })
+
+	// The same owner claims it anew, as after a restart that this process did not survive, or so it seemed.
+	_, _ = lease.Claim(ctx, db, "cluster-7", "worker-1", "", time.Minute, nil)
+	fmt.Println(holder.Renew(ctx)) // the next renewal would have found out, too
+	<-working.Done()
+	fmt.Println(context.Cause(working))
+	// Output:
+	// lease: renew "cluster-7": lease lost
+	// lease: heartbeat "cluster-7": lease lost
+}
+
+func ExampleHolderOf_Save() {
+	db, closeDB := openExample()
+	defer closeDB()
+	ctx := context.Background()
+	_ = db.AutoMigrate(&Job{})
+	db.Create(&Job{Tenant: "blue"})
+	holder, _ := lease.ClaimAs[Job](ctx, db, 1, "worker-1", "", time.Minute, nil)
+
+	// Somebody else writes a column of theirs, so only ours is saved.
+	db.Exec("UPDATE jobs SET tenant = 'green'")
+	fmt.Println(holder.Save(ctx, Job{Result: "half made"}, "result"))
+
+	// Another worker claims the job, once this claim has run out.
+	db.Exec("UPDATE jobs SET claim_expires_at = 0")
+	other, _ := lease.ClaimAs[Job](ctx, db, 1, "worker-2", "", time.Minute, nil)
+	fmt.Println(other.Expired(), other.Item().Tenant, other.Item().Result)
+	fmt.Println(holder.Save(ctx, Job{Result: "made"}, "result"))
+	// Output:
+	// <nil>
+	// true green half made
+	// lease: save "1": lease lost
+}
+
+func ExampleHolderOf_SaveIn() {
+	db, closeDB := openExample()
+	defer closeDB()
+	ctx := context.Background()
+	_ = db.AutoMigrate(&Job{})
+	db.Create(&Job{Tenant: "blue"})
+	db.Exec("CREATE TABLE effects (job INTEGER)")
+	holder, _ := lease.ClaimNext[Job](ctx, db, "worker-1", "", time.Minute, nil)
+
+	err := holder.Run(ctx, func(ctx context.Context) error {
+		return lease.Transaction(ctx, db, func(tx *gorm.DB) error { // fenced by the claim
+			job := holder.Item()
+			if err := tx.Exec("INSERT INTO effects VALUES (?)", job.ID).Error; err != nil {
+				return err
+			}
+			job.Done = true
+			return holder.SaveIn(tx, job) // the effect and the end of the job are committed together, or neither is
+		})
+	})
+	fmt.Println(err)
+	_, err = lease.ClaimNext[Job](ctx, db, "worker-1", "", time.Minute, nil)
+	fmt.Println(err)
+	// Output:
+	// <nil>
+	// lease: claim next of jobs: record not found
+}
+
+func ExampleHolderOf_Fence() {
+	db, closeDB := openExample()
+	defer closeDB()
+	ctx := context.Background()
+	_ = lease.Create(ctx, db, lease.Item{Key: "cluster-7"})
+	holder, _ := lease.Claim(ctx, db, "cluster-7", "worker-1", "", time.Minute, nil)
+	fenced := func() error { return db.Transaction(holder.Fence) }
+	fmt.Println(fenced())
+	_ = holder.Release(ctx)
+	fmt.Println(fenced())
+	// Output:
+	// <nil>
+	// lease: fence "cluster-7": lease lost
+}
+
+func ExampleHolderOf_Release() {
+	db, closeDB := openExample()
+	defer closeDB()
+	ctx := context.Background()
+	_ = lease.Create(ctx, db, lease.Item{Key: "cluster-7"})
+	holder, _ := lease.Claim(ctx, db, "cluster-7", "worker-1", "", time.Minute, nil)
+	fmt.Println(holder.Release(ctx))
+	next, err := lease.Claim(ctx, db, "cluster-7", "worker-2", "", time.Minute, nil)
+	fmt.Println(next.Epoch(), next.Expired(), err)
+	// Output:
+	// <nil>
+	// 2 false <nil>
+}
+
+func ExampleHolderOf_Renew() {
+	db, closeDB := openExample()
+	defer closeDB()
+	ctx := context.Background()
+	_ = lease.Create(ctx, db, lease.Item{Key: "cluster-7"})
+	holder, _ := lease.Claim(ctx, db, "cluster-7", "worker-1", "", time.Minute, nil)
+	before := holder.Item().ExpiresAt
+	fmt.Println(holder.Renew(ctx), holder.Item().ExpiresAt.Before(before))
+	// Output: <nil> false
+}
+
 func ExampleTables() {
 	db, closeDB := openExample()
 	defer closeDB()
@@ -248,7 +491,8 @@ func ExampleEnsureSchema() {
 
 func ExampleDDL() {
 	ddl, _ := lease.DDL("postgres")
-	fmt.Print(ddl)
+	leases, _, _ := strings.Cut(ddl, `CREATE TABLE "lease_items"`)
+	fmt.Print(leases)
 	// Output:
 	// CREATE TABLE "leases" (
 	// 	"name" varchar(100) NOT NULL,
@@ -270,10 +514,8 @@ func ExampleInstanceID() {
 func ExampleNewCollector() {
 	registry := prometheus.NewRegistry()
 	prometheus.WrapRegistererWithPrefix("billing_", registry).MustRegister(lease.NewCollector())
-	families, _ := registry.Gather()
-	for _, family := range families {
-		fmt.Println(family.GetName()) // more of them once an elector runs
-	}
+	families, _ := registry.Gather() // more of them once an elector runs, or an item was claimed
+	fmt.Println(families[len(families)-1].GetName())
 	// Output: billing_lease_renewal_duration_seconds
 }
 

@@ -159,12 +159,7 @@ func Transaction(ctx context.Context, db *gorm.DB, fn func(tx *gorm.DB) error, o
 		}
 		return fn(tx)
 	}, opts...)
-	over := func() bool {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-		defer cancel()
-		return f.over(ctx, h)
-	}
-	if err != nil && !errors.Is(err, ErrLost) && (ctxLost(ctx) || cutOff(err) && over()) {
+	if err != nil && !errors.Is(err, ErrLost) && (ctxLost(ctx) || cutOff(err) && f.over(ctx, h)) {
 		err = wrap(op, fmt.Errorf("%w: %w", ErrLost, err))
 	}
 	return err
@@ -176,8 +171,15 @@ var cutOff = states("25P03")
 // over looks whether a term that cannot tell by its context is over. If the database does not say, it is not known to be.
 func (t Term) over(ctx context.Context, h *handle) bool {
 	h, now := t.at(h)
+	ctx, cancel := briefly(ctx)
+	defer cancel()
 	row, err := h.poll(ctx, t.Name, now)
 	return err == nil && !(row.live() && row.Holder == t.Holder && row.Epoch == t.Epoch)
+}
+
+// briefly is a context for a question after ctx may have ended.
+func briefly(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 }
 
 // at is where a term is looked up, and by which clock.

@@ -30,7 +30,7 @@ type claim struct {
 
 	mu      sync.Mutex // guards the fields below
 	sent    instant    // the claim, or its last good renewal, was
-	leaving bool       // a release was sent, so a row that no longer matches is no loss
+	leaving int        // releases that were sent; a row that no longer matches is no loss then
 	over    error      // why the claim is: ErrLost or errReleased; nil while it is held
 	missed  bool       // its loss was counted
 	failed  error      // why the last renewal did; nil if it did not
@@ -64,7 +64,7 @@ func (c *claim) renew(ctx context.Context) error {
 	case err != nil:
 		return err
 	case !renewed:
-		return c.gone()
+		return c.gone(0)
 	}
 	for _, t := range c.renewed(sent) {
 		t.extend(sent.plus(c.ttl - c.ttl/3))
@@ -85,32 +85,35 @@ func (c *claim) renewed(sent instant) []*tenure {
 // release sends a release. It may be repeated after an error.
 func (c *claim) release(ctx context.Context, keep bool) error {
 	c.mu.Lock()
-	over, again := c.over, c.leaving
-	c.leaving = true
+	over := c.over
+	if over == nil {
+		c.leaving++
+	}
 	c.mu.Unlock()
 	if over != nil {
 		return unlessReleased(over)
 	}
 	released, err := c.store.sendRelease(ctx, keep)
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
-	case released || again: // an earlier one may have landed
+	}
+	if released {
 		return unlessReleased(c.end(errReleased, byRelease))
 	}
-	return unlessReleased(c.end(ErrLost, byTakeover))
+	return unlessReleased(c.gone(1))
 }
 
 func unlessReleased(err error) error {
 	return ignore(err, func(err error) bool { return errors.Is(err, errReleased) })
 }
 
-// gone draws the conclusion of a row that does not bear the claim, and returns the error that says so.
-func (c *claim) gone() error {
+// gone draws the conclusion of a row that does not bear the claim, and returns the error that says so. It may be the doing of a release, other
+// than the one that found it so, if one did.
+func (c *claim) gone(releases int) error {
 	c.mu.Lock()
-	leaving := c.leaving
+	others := c.leaving > releases
 	c.mu.Unlock()
-	if leaving {
+	if others {
 		return c.end(errReleased, byRelease)
 	}
 	return c.end(ErrLost, byTakeover)
@@ -169,12 +172,14 @@ func (c *claim) begin(parent context.Context) (*tenure, error) {
 	return t, nil
 }
 
-// finish gives a tenure back, which ends it.
+// finish gives a tenure back, which ends it, unless its deadline has.
 func (c *claim) finish(t *tenure) {
 	c.mu.Lock()
 	delete(c.tenures, t)
 	c.mu.Unlock()
-	t.end(byRelease)
+	if t.held() {
+		t.end(byRelease)
+	}
 }
 
 // maxBeats bounds the renewals of one heartbeat that have not returned: there may be many claims to one pool.

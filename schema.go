@@ -32,6 +32,7 @@ type dialect struct {
 
 	kinds map[string]kind // of columns
 	quote string          // around names, in DDL
+	index string          // begins the DDL of an index
 	alone []string        // makes a transaction the only one that migrates, and impatient for locks
 	short string          // makes a transaction end soon if its client freezes in it
 
@@ -68,6 +69,7 @@ CASE WHEN version() LIKE '%linux%' AND current_setting('client_connection_check_
 			"number": {"bigint", "number"}, "time": {"bigint", "number"}, "flag": {"boolean", "flag"}, "json": {"jsonb", "json"},
 		},
 		quote: `"`,
+		index: `CREATE INDEX {index} ON {space}{bare}`,
 		short: `SET LOCAL idle_in_transaction_session_timeout = '2s'`,
 		alone: []string{`SET LOCAL lock_timeout = '500ms'`, `SELECT pg_advisory_xact_lock(7811616831022158965)`},
 		columns: `SELECT a.attname,
@@ -95,6 +97,7 @@ UNION ALL SELECT '', 'queue', false, false FROM pg_index WHERE indrelid = to_reg
 			"number": {"integer", "number"}, "time": {"bigint", "number"}, "flag": {"numeric", "flag"}, "json": {"text", "text"},
 		},
 		quote: "`",
+		index: `CREATE INDEX {space}{index} ON {bare}`,
 		columns: `SELECT name,
 	CASE WHEN type LIKE 'bigint' OR type LIKE 'integer' THEN 'number' WHEN type LIKE 'text' OR type LIKE 'varchar%' THEN 'text'
 		WHEN type LIKE 'numeric' OR type LIKE 'boolean' THEN 'flag' ELSE type END,
@@ -165,15 +168,16 @@ var ownTables = []ownTable{
 	}},
 }
 
-// create is the DDL of a table, or of a part of it.
-func (t ownTable) create(d *dialect, prefix string) string {
+// create is the DDL of a table.
+func (t ownTable) create(d *dialect, prefix string) []string {
 	var lines []string
 	for _, c := range t.columns {
 		lines = append(lines, "\t"+c.definition(d)+",\n")
 	}
-	ddl := "CREATE TABLE " + t.quoted(d, prefix) + " (\n" + strings.Join(lines, "") + "\tPRIMARY KEY (" + d.quote + t.columns[0].name + d.quote + ")\n);\n"
+	key := d.quote + t.columns[0].name + d.quote
+	ddl := []string{"CREATE TABLE " + t.quoted(d, prefix) + " (\n" + strings.Join(lines, "") + "\tPRIMARY KEY (" + key + ")\n);\n"}
 	if t.queue != "" {
-		ddl += t.createQueue(d, prefix)
+		ddl = append(ddl, t.createQueue(d, prefix))
 	}
 	return ddl
 }
@@ -181,7 +185,14 @@ func (t ownTable) create(d *dialect, prefix string) string {
 // createQueue is the DDL of a table's index. Postgres would cut a longer name off.
 func (t ownTable) createQueue(d *dialect, prefix string) string {
 	name := "idx_" + strings.ReplaceAll(prefix+t.name, ".", "_") + "_claim_queue"
-	return "CREATE INDEX " + d.quote + name[:min(len(name), 63)] + d.quote + " ON " + t.quoted(d, prefix) + " " + t.queue + ";\n"
+	space, bare, qualified := strings.Cut(t.quoted(d, prefix), ".")
+	if qualified {
+		space += "."
+	} else {
+		space, bare = "", space
+	}
+	named := strings.NewReplacer("{space}", space, "{index}", d.quote+name[:min(len(name), 63)]+d.quote, "{bare}", bare)
+	return named.Replace(d.index) + " " + t.queue + ";\n"
 }
 
 func (t ownTable) quoted(d *dialect, prefix string) string {
@@ -206,11 +217,11 @@ func DDL(dialect string) (string, error) {
 	if err != nil {
 		return "", wrap("ddl", err)
 	}
-	var ddl string
+	var ddl []string
 	for _, t := range ownTables {
-		ddl += t.create(d, "")
+		ddl = append(ddl, t.create(d, "")...)
 	}
-	return ddl, nil
+	return strings.Join(ddl, ""), nil
 }
 
 // How long EnsureSchema tries, while others hold a table or create it too.
@@ -300,7 +311,7 @@ func (h *handle) inspect(ctx context.Context, t ownTable) (lacks []string, err e
 		return nil, err
 	}
 	if len(columns) == 0 {
-		return []string{t.create(d, h.prefix)}, nil
+		return t.create(d, h.prefix), nil
 	}
 	has := map[string]column{}
 	for _, c := range columns {
@@ -369,10 +380,8 @@ func (h *handle) add(ctx context.Context) error {
 		return err
 	}
 	for _, ddl := range missing {
-		for statement := range strings.SplitSeq(strings.TrimSpace(ddl), ";\n") {
-			if _, err := h.exec(ctx, statement); err != nil {
-				return err
-			}
+		if _, err := h.exec(ctx, ddl); err != nil {
+			return err
 		}
 	}
 	return nil
