@@ -82,6 +82,8 @@ var (
 	claimsTaken   = countClaims("claim_takeovers_total", "Claims of items whose claim before had run out.")
 	claimsLost    = countClaims("claims_lost_total", "Claims that this process lost.")
 	claimsRefused = countClaims("claim_writes_refused_total", "Saves and fences that were refused since the claim was no longer in force.")
+
+	claimCounters = []*prometheus.CounterVec{claimsMade, claimsTaken, claimsLost, claimsRefused}
 )
 
 func countClaims(name, help string) *prometheus.CounterVec {
@@ -116,7 +118,7 @@ func (collector) Describe(ch chan<- *prometheus.Desc) {
 		ch <- d
 	}
 	renewalLength.Describe(ch)
-	for _, c := range []*prometheus.CounterVec{claimsMade, claimsTaken, claimsLost, claimsRefused} {
+	for _, c := range claimCounters {
 		c.Describe(ch)
 	}
 }
@@ -144,7 +146,7 @@ func (collector) Collect(ch chan<- prometheus.Metric) {
 		}
 	}
 	renewalLength.Collect(ch)
-	for _, c := range []*prometheus.CounterVec{claimsMade, claimsTaken, claimsLost, claimsRefused} {
+	for _, c := range claimCounters {
 		c.Collect(ch)
 	}
 }

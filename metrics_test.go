@@ -2,6 +2,7 @@ package lease
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -15,6 +16,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+	"gorm.io/gorm"
+
+	"github.com/sqllease/lease/internal/dbtest"
 )
 
 // scrape returns the series of this package's collector, by their text, from a registry that checks everything.
@@ -80,8 +84,10 @@ func TestMetricsTellTheLiveState(t *testing.T) { // C73
 		})
 		a.stop(nil)
 		<-a.done
-		if s := scrape(t); len(s) != 1 {
-			t.Errorf("series of a stopped elector: %v", s)
+		for series := range scrape(t) {
+			if strings.Contains(series, `lease="job"`) {
+				t.Errorf("a series of a stopped elector: %s", series)
+			}
 		}
 	})
 }
@@ -190,6 +196,14 @@ func TestThePrometheusTextIsTheGoldenOne(t *testing.T) {
 		c.start("A")
 		c.pass(T + T/12)
 		var text strings.Builder
+		for _, c := range claimCounters {
+			c.Reset() // other tests claim as well
+		}
+		jobs := claimCountsOf("jobs")
+		jobs.claim(false)
+		jobs.claim(true)
+		jobs.lose()
+		jobs.refuse()
 		if err := WritePrometheus(&text); err != nil {
 			t.Fatal(err)
 		}
@@ -208,6 +222,56 @@ func TestThePrometheusTextIsTheGoldenOne(t *testing.T) {
 		if got != string(wanted) {
 			t.Errorf("it differs from %s, which LEASE_UPDATE_GOLDEN=1 would rewrite:\n%s", golden, got)
 		}
+	})
+}
+
+func TestClaimsAreCountedByTable(t *testing.T) {
+	db := dbtest.SQLite(t).Open(t)
+	if err := errors.Join(EnsureSchema(db), EnsureSchema(Tables(db, "app_"))); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range claimCounters {
+		c.Reset()
+	}
+	ctx, now := t.Context(), time.Date(2024, 3, 1, 12, 0, 0, 0, time.UTC)
+	clock := func() time.Time { return now }
+	claim := func(db *gorm.DB, owner string) *Holder {
+		h, err := Claim(ctx, db, "k", owner, "", time.Minute, clock)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return h
+	}
+	for _, db := range []*gorm.DB{db, Tables(db, "app_")} {
+		if err := Create(ctx, db, Item{Key: "k"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a := claim(db, "A")
+	if err := a.Release(ctx); err != nil {
+		t.Fatal(err)
+	}
+	b := claim(db, "B")
+	now = now.Add(time.Minute)
+	claim(db, "C")
+	for range 2 { // a loss is counted once, a refusal every time
+		if err := b.Save(ctx, b.Item()); !errors.Is(err, ErrLost) {
+			t.Fatal(err)
+		}
+	}
+	if err := db.Transaction(b.Fence); !errors.Is(err, ErrLost) {
+		t.Fatal(err)
+	}
+	claim(Tables(db, "app_"), "A")
+	want(t, scrape(t), map[string]float64{
+		`lease_claims_total{table="lease_items"}`:                   3,
+		`lease_claim_takeovers_total{table="lease_items"}`:          1,
+		`lease_claims_lost_total{table="lease_items"}`:              1,
+		`lease_claim_writes_refused_total{table="lease_items"}`:     3,
+		`lease_claims_total{table="app_lease_items"}`:               1,
+		`lease_claim_takeovers_total{table="app_lease_items"}`:      0,
+		`lease_claims_lost_total{table="app_lease_items"}`:          0,
+		`lease_claim_writes_refused_total{table="app_lease_items"}`: 0,
 	})
 }
 
