@@ -3,8 +3,9 @@
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "%-8s %s\n", $$1, $$2 }'
 
-demo: ## three replicas of a service; watch who leads
+demo: ## three replicas of a service: watch who leads; three workers: watch who works on what
 	go run ./examples/failover
+	go run ./examples/workers
 
 test: ## the specification, on SQLite and Postgres
 	go test ./...

@@ -57,9 +57,11 @@ func (c *claim) renew(ctx context.Context) error {
 	}
 	sent := c.clock()
 	renewed, err := c.store.sendRenewal(ctx)
-	c.mu.Lock()
-	c.failed = err
-	c.mu.Unlock()
+	if !errors.Is(ctx.Err(), context.Canceled) { // by the end of its heartbeat
+		c.mu.Lock()
+		c.failed = err
+		c.mu.Unlock()
+	}
 	switch {
 	case err != nil:
 		return err
@@ -167,7 +169,7 @@ func (c *claim) begin(parent context.Context) (*tenure, error) {
 	if c.over != nil {
 		return nil, c.over
 	}
-	t := startTenure(parent, c.sent, c.ttl, c.clock)
+	t := startTenure(parent, Term{}, c.sent, c.ttl, c.clock)
 	c.tenures[t] = true
 	return t, nil
 }
