@@ -619,8 +619,11 @@ func (h *HolderOf[T]) attend(ctx context.Context, t *tenure, work func(context.C
 
 // also joins an error to the first, unless that says it all.
 func also(first, err error) error {
-	if err == nil || first == err {
+	switch {
+	case err == nil:
 		return first
+	case errors.Is(err, first):
+		return err
 	}
 	return fmt.Errorf("%w: %w", first, err)
 }

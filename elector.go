@@ -172,6 +172,7 @@ type run struct {
 	// Set at the start.
 	store  store
 	name   string
+	holder string
 	ttl    time.Duration
 	log    *slog.Logger
 	tally  *tally
@@ -185,7 +186,7 @@ type run struct {
 
 func newRun(s store, name, holder string, ttl time.Duration, log *slog.Logger) *run {
 	return &run{
-		store: s, name: name, ttl: ttl,
+		store: s, name: name, holder: holder, ttl: ttl,
 		log:    log.With("lease", name, "holder", holder),
 		flight: make(flight, maxInFlight),
 		view:   view{clock: machineClock, fresh: ttl},
@@ -232,6 +233,7 @@ func (r *run) follow(ctx context.Context) *tenure {
 
 // consider polls once and takes the lease if the rules of the watch allow it. Otherwise it says when to poll again.
 func (r *run) consider(ctx context.Context) (t *tenure, wait time.Duration, err error) {
+	asked := r.clock()
 	row, err := ask(ctx, r.flight, r.patience(), r.store.poll)
 	if err == nil {
 		err = ctx.Err() // nothing is taken any more
@@ -239,8 +241,11 @@ func (r *run) consider(ctx context.Context) (t *tenure, wait time.Duration, err 
 	if err != nil {
 		return nil, 0, err
 	}
-	now := r.clock()
+	now := watchFrom(asked, r.clock())
 	r.watch.note(row, now, r.ttl)
+	if inherits(row, r.holder) {
+		return newTenure(ctx, Term{Name: r.name, Holder: r.holder, Epoch: row.Epoch}, now, r.ttl, r.clock), 0, nil
+	}
 	holder, until := r.watch.leader()
 	r.observe(holder, until, r.watch.epoch)
 
@@ -289,7 +294,7 @@ func (r *run) take(ctx context.Context, g guard) (*tenure, error) {
 			}
 			r.watch.lead(a.term.Epoch)
 			r.hear()
-			t := newTenure(ctx, a.term, sent, r.ttl, r.clock)
+			t := newTenure(ctx, a.term, trustFrom(sent, r.clock()), r.ttl, r.clock)
 			if t.leads() {
 				return t, nil
 			}
@@ -407,6 +412,9 @@ func (r *run) attend(ctx context.Context, t *tenure, finished <-chan ending) end
 			due.Reset(r.judge(t, a))
 		case <-cancelled:
 			cancelled = nil
+			if mayRelease() {
+				r.release(t.term)
+			}
 			if over != nil {
 				draining = true
 				remind.Reset(r.reminders())
@@ -438,13 +446,17 @@ func (r *run) renew(attempts context.Context, t *tenure, answers chan<- renewal)
 	r.flight.send(attempts, r.ttl/3, func(ctx context.Context) {
 		a := renewal{sent: sent}
 		a.renewed, a.err = r.store.renew(ctx, t.term)
-		a.took = r.clock().mono - sent.mono
+		answered := r.clock()
+		a.sent, a.took = trustFrom(sent, answered), answered.mono-sent.mono
 		if a.err == nil && !a.renewed {
 			a.row, a.err = r.store.poll(ctx)
 		}
 		select {
 		case answers <- a:
 		case <-attempts.Done():
+			if reason, _ := t.lost(); a.err != nil && reason == byDeadline { // it is among those that cost the lease
+				r.tally.renewal(renewalFailed, 0)
+			}
 		}
 	})
 }

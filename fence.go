@@ -134,7 +134,7 @@ func (t Term) named() string { return fmt.Sprintf("%q", t.Name) }
 //
 // It blocks until fn has returned. The error is what fn returned, or what the commit did; [ErrLost] and that, whenever the term was found to
 // be over, since its end surfaces as anything ([sql.ErrTxDone], say). Without a term in ctx it is [ErrInvalid]. After a failed commit
-// the outcome is unknown, as with any transaction.
+// the outcome is unknown, as with any transaction, also if the error says that the term is over by now.
 func Transaction(ctx context.Context, db *gorm.DB, fn func(tx *gorm.DB) error, opts ...*sql.TxOptions) error {
 	if err := checkCtx(ctx); err != nil {
 		return wrap("transaction", err)

@@ -373,7 +373,7 @@ func (m *items[T]) release(ctx context.Context, c hold, keep bool, now time.Time
 
 // fence reports whether a claim is in force and, in the transaction that the handle is, holds off its successor.
 func (m *items[T]) fence(ctx context.Context, tx *handle, c hold, now time.Time) (bool, error) {
-	n, err := tx.exec(ctx, m.text(m.dialect.fence), clockArg(now), c.key, c.owner, c.epoch)
+	n, err := tx.exec(ctx, m.text(fencing(m.dialect.fence)), clockArg(now), c.key, c.owner, c.epoch)
 	return n == 1, err
 }
 

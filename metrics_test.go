@@ -81,6 +81,7 @@ func TestMetricsTellTheLiveState(t *testing.T) { // C73
 		want(t, scrape(t), map[string]float64{
 			`lease_terms_lost_total{lease="job", reason="deadline"}`: 1,
 			`lease_terms_lost_total{lease="job", reason="taken"}`:    0,
+			`lease_renewals_total{lease="job", result="failed"}`:     maxInFlight, // none was answered
 		})
 		a.stop(nil)
 		<-a.done

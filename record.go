@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"gorm.io/gorm/schema"
+
+	"github.com/sqllease/lease/internal/hook"
 )
 
 const leasesTable = "leases"
@@ -151,7 +153,7 @@ func (d *dialect) statements(table string) *statements {
 	known, _ := statementsOf.LoadOrStore(key, &statements{
 		name: table, table: quoted,
 		poll: text(pollSQL), list: text(listSQL), seed: text(seedSQL), take: text(takeSQL), renew: text(renewSQL),
-		releaseHeld: text(releaseHeldSQL), releaseTerm: text(releaseTermSQL), fence: text(d.fence),
+		releaseHeld: text(releaseHeldSQL), releaseTerm: text(releaseTermSQL), fence: text(fencing(d.fence)),
 	})
 	return known.(*statements)
 }
@@ -273,6 +275,7 @@ func (r *row) poll(ctx context.Context) (sighting, error) {
 		}
 		r.checked.Store(true)
 	}
+	defer hook.Answered("poll")
 	return r.handle.poll(ctx, r.name, clockNow(r.now))
 }
 
@@ -282,6 +285,7 @@ func (r *row) take(ctx context.Context, seen sighting, g guard) (Term, bool, err
 			return Term{}, false, err
 		}
 	}
+	defer hook.Answered("take")
 	ok, err := r.handle.take(ctx, r.name, r.holder, r.ttl, clockNow(r.now), seen, g)
 	return Term{Name: r.name, Holder: r.holder, Epoch: seen.Epoch + 1, origin: r.origin}, ok, err
 }
@@ -293,6 +297,7 @@ func (r *row) renew(ctx context.Context, t Term) (bool, error) {
 	if !now.IsZero() {
 		latest = now.UnixMicro()
 	}
+	defer hook.Answered("renew")
 	return r.handle.renew(ctx, t, r.ttl, now, r.ttl/3, latest)
 }
 

@@ -5,6 +5,8 @@ import (
 	"math"
 	"sync"
 	"time"
+
+	"github.com/sqllease/lease/internal/hook"
 )
 
 // An instant is one reading of both clocks of this machine. The monotonic one is not stepped, but stands still while the machine is
@@ -18,7 +20,11 @@ var processStart = time.Now()
 
 func machineClock() instant {
 	now := time.Now()
-	return instant{mono: now.Sub(processStart), wall: time.Duration(now.UnixNano())}
+	i := instant{mono: now.Sub(processStart), wall: time.Duration(now.UnixNano())}
+	if hook.Clock != nil {
+		i.mono, i.wall = hook.Clock(i.mono, i.wall)
+	}
+	return i
 }
 
 // plus saturates, so that a huge TTL never wraps around.
@@ -84,19 +90,18 @@ const (
 
 // newTenure begins the tenure of a term whose acquisition was sent at sent; its work's context is a child of parent. It may be over already.
 func newTenure(parent context.Context, term Term, sent instant, ttl time.Duration, clock func() instant) *tenure {
-	t := startTenure(WithTerm(parent, term), sent, ttl, clock)
-	t.term = term
-	return t
+	return startTenure(WithTerm(parent, term), term, sent, ttl, clock)
 }
 
-// startTenure begins one of whatever parent carries.
-func startTenure(parent context.Context, sent instant, ttl time.Duration, clock func() instant) *tenure {
+// startTenure begins one of whatever parent carries; only a lease has a term.
+func startTenure(parent context.Context, term Term, sent instant, ttl time.Duration, clock func() instant) *tenure {
 	t := &tenure{
-		over: make(chan struct{}), clock: clock, pace: max(ttl/12, time.Millisecond),
+		term: term, over: make(chan struct{}), clock: clock, pace: max(ttl/12, time.Millisecond),
 		sent: sent, deadline: sent.plus(ttl - ttl/3),
 	}
 	ctx, cancel := context.WithCancelCause(parent)
 	t.ctx, t.cancel = &workContext{Context: ctx, parent: parent, tenure: t}, cancel
+	t.tell(hook.Begin, t.deadline)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.timer = time.AfterFunc(0, t.watch)
@@ -137,6 +142,7 @@ func (t *tenure) extend(deadline instant) bool {
 	if !t.held() {
 		return false
 	}
+	t.tell(hook.Extend, deadline)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if deadline.mono > t.deadline.mono {
@@ -148,7 +154,8 @@ func (t *tenure) extend(deadline instant) bool {
 // end makes the tenure over, for good; the first reason stays. When it returns the work's context has ended, whoever came first.
 func (t *tenure) end(reason string) {
 	t.mu.Lock()
-	if !t.ended {
+	first := !t.ended
+	if first {
 		t.ended, t.reason, t.cause = true, reason, ErrLost
 		if reason == byRelease {
 			t.cause = context.Canceled
@@ -159,6 +166,16 @@ func (t *tenure) end(reason string) {
 	cause := t.cause
 	t.mu.Unlock()
 	t.cancel(cause) // not under the lock: it calls what the work hung on its context
+	if first {
+		t.tell(hook.End, instant{})
+	}
+}
+
+// tell is for whoever watches from outside what a term of a lease is trusted for.
+func (t *tenure) tell(step hook.Step, deadline instant) {
+	if hook.Trust != nil && t.term != (Term{}) {
+		hook.Trust(step, t.term.Name, t.term.Epoch, deadline.left(t.clock()))
+	}
 }
 
 // lost says why the tenure is over, if it was not given back.

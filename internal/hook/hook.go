@@ -1,0 +1,33 @@
+// Package hook lets the torture harness see what an elector trusts, before it does, and gives it a clock of its own. Nothing else sets
+// anything here, and what is set is set before the first elector runs.
+package hook
+
+import "time"
+
+// A Step is one that an elector takes in trusting a term.
+type Step string
+
+// The steps.
+const (
+	Begin  Step = "begin"  // the work may start, until the deadline
+	Extend Step = "extend" // the deadline moves
+	End    Step = "end"    // IsLeader is false, and will be
+)
+
+// Trust, if it is set, is called with every step: before Begin and Extend are taken, and after End, but before anything that follows from
+// it, such as a release. Left is how long the term is then trusted, without a further step.
+var Trust func(step Step, lease string, epoch int64, left time.Duration)
+
+// Clock, if it is set, turns the process's own clocks into what an elector takes for them: the monotonic one, from an arbitrary start, and the
+// wall clock, since the Unix epoch.
+var Clock func(mono, wall time.Duration) (time.Duration, time.Duration)
+
+// Reply, if it is set, is called when the answer to an elector's statement has come, before the elector hears it: it may make it late.
+var Reply func(statement string)
+
+// Answered calls Reply.
+func Answered(statement string) {
+	if Reply != nil {
+		Reply(statement)
+	}
+}

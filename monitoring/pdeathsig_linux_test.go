@@ -1,0 +1,5 @@
+package monitoring
+
+import "syscall"
+
+func init() { childAttributes = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} }
