@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"regexp"
 	"slices"
 	"sync"
 	"time"
@@ -76,13 +77,25 @@ func (it *Item) beforeWrite(now time.Time) error {
 	if len(it.Payload) == 0 {
 		it.Payload = json.RawMessage("null")
 	}
-	// Postgres has no NUL character in a text. An escaped backslash before u0000 makes no NUL.
-	nul := bytes.Contains(bytes.ReplaceAll(it.Payload, []byte(`\\`), nil), []byte(`\u0000`))
-	if !json.Valid(it.Payload) || !utf8.Valid(it.Payload) || nul {
-		return invalid("Payload", "is not valid JSON, or contains a NUL")
+	if !json.Valid(it.Payload) || !utf8.Valid(it.Payload) || noText(it.Payload) {
+		return invalid("Payload", "is not valid JSON, or contains a NUL, or half a character")
 	}
 	it.Payload, it.UpdatedAt = bytes.Clone(it.Payload), now.Truncate(time.Microsecond).UTC()
 	return nil
+}
+
+// Escapes that Postgres takes for no character: NUL, and a surrogate that has lost its other half.
+var (
+	surrogates = regexp.MustCompile(`\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}`)
+	noChar     = regexp.MustCompile(`\\u(0000|[dD][89a-fA-F])`)
+)
+
+// noText reports whether JSON contains such an escape. An escaped backslash begins none.
+func noText(payload []byte) bool {
+	if !noChar.Match(payload) {
+		return false
+	}
+	return noChar.Match(surrogates.ReplaceAll(bytes.ReplaceAll(payload, []byte(`\\`), []byte("_")), nil))
 }
 
 // ownRow is a model that is, or embeds, an Item.
@@ -194,6 +207,7 @@ func ClaimNext[T any, M Model[T]](ctx context.Context, db *gorm.DB, owner, stepI
 		return nil, wrap("claim next", err)
 	}
 	op := "claim next of " + m.name
+	last := peek{epoch: -1}
 	for {
 		sent := machineClock()
 		if m.dialect.skipLocked {
@@ -217,6 +231,10 @@ func ClaimNext[T any, M Model[T]](ctx context.Context, db *gorm.DB, owner, stepI
 		if taken {
 			return newHolder(ctx, m, it, sent, seen.ranOut(), ttl, now), nil
 		}
+		if seen.epoch == last.epoch && reflect.DeepEqual(seen.key, last.key) { // it is not to be had, and nobody else was faster
+			return nil, wrap(op, gorm.ErrRecordNotFound)
+		}
+		last = seen
 	}
 }
 
@@ -324,11 +342,11 @@ func (h *HolderOf[T]) Release(ctx context.Context) error {
 }
 
 func (h *HolderOf[T]) sendRenewal(ctx context.Context) (bool, error) {
-	renewed, ok, err := h.items.renew(ctx, h.hold, h.ttl, clockNow(h.now))
+	now, ok, err := h.items.renew(ctx, h.hold, h.ttl, clockNow(h.now))
 	if ok {
 		h.note(func(c *Claimable) {
-			if renewed.After(c.RenewedAt) {
-				c.RenewedAt, c.ExpiresAt = renewed, renewed.Add(time.Duration(ttlMicros(h.ttl))*time.Microsecond)
+			if late := now.renewed.Before(c.RenewedAt) && now.expires.After(c.RenewedAt); !late { // than another's reply
+				c.RenewedAt, c.ExpiresAt = now.renewed, now.expires
 			}
 		})
 	}
@@ -336,10 +354,10 @@ func (h *HolderOf[T]) sendRenewal(ctx context.Context) (bool, error) {
 }
 
 func (h *HolderOf[T]) sendRelease(ctx context.Context, keep bool) (bool, error) {
-	ok, err := h.items.release(ctx, h.hold, keep, clockNow(h.now))
+	now, ok, err := h.items.release(ctx, h.hold, keep, clockNow(h.now))
 	if ok {
 		h.note(func(c *Claimable) {
-			c.Owner, c.StepID = "", ""
+			c.Owner, c.StepID, c.ExpiresAt = "", "", now.expires
 			if c.Attempts--; !keep {
 				c.Attempts = 0
 			}
@@ -365,15 +383,17 @@ func (h *HolderOf[T]) note(change func(*Claimable)) {
 // then nothing was written; [ErrInvalid] for another row's key, an unknown column, or an [Item]'s payload that is not JSON, before any SQL;
 // else what the database or a hook said. After such an error it may still have been written, now or later: save again, which replaces it whenever it lands.
 func (h *HolderOf[T]) Save(ctx context.Context, it T, columns ...string) error {
-	op := h.op("save")
-	if err := checkCtx(ctx); err != nil {
-		return wrap(op, err)
+	err := checkCtx(ctx)
+	if err == nil {
+		var ok bool
+		if ok, err = h.write(ctx, h.items.handle, it, columns); err == nil && !ok {
+			err = h.life.gone()
+		}
 	}
-	ok, err := h.write(ctx, h.items.handle, it, columns)
-	if err == nil && !ok {
-		err = h.life.gone(0)
+	if err == nil {
+		return nil
 	}
-	return wrap(op, err)
+	return wrap(h.op("save"), err)
 }
 
 // SaveIn is like Save, but within the caller's transaction: what else that writes, and the row, are committed together, or neither is.
@@ -397,7 +417,7 @@ func (h *HolderOf[T]) SaveIn(tx *gorm.DB, it T, columns ...string) error {
 // write sends a save, and keeps what was saved. Its outcome is unknown if there is an error, or a transaction.
 func (h *HolderOf[T]) write(ctx context.Context, on *handle, it T, names []string) (ok bool, err error) {
 	m := h.items
-	columns, err := m.saved(names)
+	columns, err := m.columnsOf(names)
 	if err != nil {
 		return false, err
 	}
@@ -412,7 +432,9 @@ func (h *HolderOf[T]) write(ctx context.Context, on *handle, it T, names []strin
 		if err := own.beforeWrite(now); err != nil {
 			return false, err
 		}
-		columns = append(columns, "updated_at")
+		if len(names) > 0 {
+			columns = append(columns, "updated_at")
+		}
 	}
 	select {
 	case h.saving <- struct{}{}:
@@ -424,26 +446,26 @@ func (h *HolderOf[T]) write(ctx context.Context, on *handle, it T, names []strin
 		m.count.refuse()
 		return false, err
 	}
-	w := h.next(ctx, it, append(columns, "claim_revision", "claim_done"))
-	saved, ok, err := m.save(ctx, on, w)
+	w := h.next(ctx, it, columns)
+	ok, err = m.save(ctx, on, w)
 	switch {
 	case err != nil:
 		return false, err
 	case !ok:
 		m.count.refuse()
 	case !on.inTx && len(names) == 0:
-		h.keep(ctx, saved, func(f *schema.Field) bool { return f.Updatable })
+		h.keep(ctx, w, func(f *schema.Field) bool { return f.Updatable })
 	case !on.inTx:
-		h.keep(ctx, saved, func(f *schema.Field) bool { return f.AutoUpdateTime > 0 || slices.Contains(columns, f.DBName) })
+		h.keep(ctx, w, func(f *schema.Field) bool { return f.AutoUpdateTime > 0 || slices.Contains(columns, f.DBName) })
 	}
 	return ok, nil
 }
 
 // next makes the next write of the row out of an item: one that an earlier write of unknown outcome cannot undo, whether it has landed or will.
-func (h *HolderOf[T]) next(ctx context.Context, it T, columns []string) write[T] {
+func (h *HolderOf[T]) next(ctx context.Context, it T, columns []string) *write[T] {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	w := write[T]{hold: h.hold, item: it, columns: columns, from: h.known, to: h.tried}
+	w := &write[T]{hold: h.hold, item: it, columns: columns, from: h.known, to: h.tried}
 	h.tried++
 	h.items.setKey(ctx, &w.item, &h.item)
 	c := h.items.claimable(&w.item)
@@ -454,14 +476,19 @@ func (h *HolderOf[T]) next(ctx context.Context, it T, columns []string) write[T]
 }
 
 // keep makes the columns that were written part of the copy of the row.
-func (h *HolderOf[T]) keep(ctx context.Context, saved T, written func(*schema.Field) bool) {
+func (h *HolderOf[T]) keep(ctx context.Context, saved *write[T], written func(*schema.Field) bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	m := h.items
 	c := *m.claimable(&h.item) // it may have been renewed meanwhile
-	c.Revision, c.Done = m.claimable(&saved).Revision, m.claimable(&saved).Done
+	c.Revision, c.Done = m.claimable(&saved.item).Revision, m.claimable(&saved.item).Done
 	h.known = c.Revision
-	m.merge(ctx, &h.item, &saved, written)
+	if own := plain(&saved.item, saved.columns); own != nil {
+		it := any(&h.item).(*Item)
+		it.Payload, it.UpdatedAt = own.Payload, own.UpdatedAt
+	} else {
+		m.merge(ctx, &h.item, &saved.item, written)
+	}
 	*m.claimable(&h.item) = c
 }
 
@@ -521,16 +548,20 @@ func (h *HolderOf[T]) Heartbeat(ctx context.Context, interval time.Duration, onR
 		return
 	}
 	defer h.life.finish(t)
+	sending := make(flight, maxBeats)
+	defer sending.settle(parting(h.ttl))
 	renewed := make(chan struct{}, 1)
-	var called sync.WaitGroup
+	var calls sync.WaitGroup
+	defer calls.Wait()
+	defer close(renewed)
 	if onRenewed != nil {
-		called.Go(func() {
+		calls.Go(func() {
 			for range renewed {
 				onRenewed(h.Item())
 			}
 		})
 	}
-	err = h.life.beat(ctx, t, interval, func() {
+	err = h.life.beat(ctx, t, sending, interval, func() {
 		select {
 		case renewed <- struct{}{}:
 		default:
@@ -539,8 +570,6 @@ func (h *HolderOf[T]) Heartbeat(ctx context.Context, interval time.Duration, onR
 	if err != nil {
 		lost(err)
 	}
-	close(renewed)
-	called.Wait()
 }
 
 // Run runs work while it keeps the claim alive, and ends the claim as the work's end demands. It blocks until work has returned.
@@ -607,12 +636,14 @@ func (h *HolderOf[T]) Run(ctx context.Context, work func(ctx context.Context) er
 // attend runs work with a heartbeat.
 func (h *HolderOf[T]) attend(ctx context.Context, t *tenure, work func(context.Context) error) error {
 	beating, stop := context.WithCancel(context.WithoutCancel(ctx))
+	sending := make(flight, maxBeats)
 	var beat sync.WaitGroup
-	beat.Go(func() { _ = h.life.beat(beating, t, 0, func() {}) })
+	beat.Go(func() { _ = h.life.beat(beating, t, sending, 0, func() {}) })
 	defer func() {
 		h.life.finish(t)
 		stop()
 		beat.Wait()
+		sending.settle(parting(h.ttl))
 	}()
 	return work(t.ctx)
 }

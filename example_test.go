@@ -253,7 +253,7 @@ func ExampleCreate() {
 	// Output:
 	// <nil>
 	// lease: create "cluster-7": duplicated key not allowed
-	// lease: create "cluster-8": invalid argument: Payload is not valid JSON, or contains a NUL
+	// lease: create "cluster-8": invalid argument: Payload is not valid JSON, or contains a NUL, or half a character
 }
 
 func ExampleLoad() {

@@ -185,7 +185,7 @@ func (h *handle) attempt(ctx context.Context, s statement) error {
 }
 
 func (h *handle) once(ctx context.Context, s statement) error {
-	if h.timeout > 0 {
+	if deadline, ok := ctx.Deadline(); h.timeout > 0 && (!ok || time.Until(deadline) > h.timeout) {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, h.timeout)
 		defer cancel()

@@ -57,16 +57,12 @@ func (c *claim) renew(ctx context.Context) error {
 	}
 	sent := c.clock()
 	renewed, err := c.store.sendRenewal(ctx)
-	if !errors.Is(ctx.Err(), context.Canceled) { // by the end of its heartbeat
-		c.mu.Lock()
-		c.failed = err
-		c.mu.Unlock()
-	}
 	switch {
 	case err != nil:
+		c.trouble(ctx, sent, err)
 		return err
 	case !renewed:
-		return c.gone(0)
+		return c.gone()
 	}
 	for _, t := range c.renewed(sent) {
 		t.extend(sent.plus(c.ttl - c.ttl/3))
@@ -79,9 +75,18 @@ func (c *claim) renewed(sent instant) []*tenure {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if sent.mono > c.sent.mono {
-		c.sent = sent
+		c.sent, c.failed = sent, nil
 	}
 	return slices.Collect(maps.Keys(c.tenures))
+}
+
+// trouble notes a renewal that failed, unless a later one was good, or its heartbeat ended.
+func (c *claim) trouble(ctx context.Context, sent instant, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if sent.mono > c.sent.mono && !errors.Is(ctx.Err(), context.Canceled) {
+		c.failed = err
+	}
 }
 
 // release sends a release. It may be repeated after an error.
@@ -99,23 +104,31 @@ func (c *claim) release(ctx context.Context, keep bool) error {
 	if err != nil {
 		return err
 	}
-	if released {
-		return unlessReleased(c.end(errReleased, byRelease))
+	if !released && c.soleRelease() {
+		_ = c.end(ErrLost, byTakeover) // a renewal may have taken it for the release's doing
+		return ErrLost
 	}
-	return unlessReleased(c.gone(1))
+	return unlessReleased(c.end(errReleased, byRelease))
+}
+
+// soleRelease reports whether no other release was sent, one that may have landed.
+func (c *claim) soleRelease() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.leaving == 1
 }
 
 func unlessReleased(err error) error {
 	return ignore(err, func(err error) bool { return errors.Is(err, errReleased) })
 }
 
-// gone draws the conclusion of a row that does not bear the claim, and returns the error that says so. It may be the doing of a release, other
-// than the one that found it so, if one did.
-func (c *claim) gone(releases int) error {
+// gone draws the conclusion of a row that does not bear the claim, and returns the error that says so. It may be the doing of a release that
+// has not been answered.
+func (c *claim) gone() error {
 	c.mu.Lock()
-	others := c.leaving > releases
+	leaving := c.leaving > 0
 	c.mu.Unlock()
-	if others {
+	if leaving {
 		return c.end(errReleased, byRelease)
 	}
 	return c.end(ErrLost, byTakeover)
@@ -151,17 +164,16 @@ func (c *claim) miss() {
 
 // begin starts a tenure; its context is a child of parent. A claim whose last renewal is too old to be counted on is renewed first.
 func (c *claim) begin(parent context.Context) (*tenure, error) {
-	c.mu.Lock()
-	overdue := c.over == nil && c.clock().until(c.sent.plus(c.ttl-c.ttl/3)) <= 0
-	c.mu.Unlock()
-	if overdue {
+	if c.overdue() {
 		limit := max(c.ttl/3, 50*time.Millisecond)
-		if _, err := ask(parent, make(flight, 1), limit, func(ctx context.Context) (struct{}, error) { return struct{}{}, c.renew(ctx) }); err != nil {
-			if c.ended() == nil && parent.Err() == nil {
-				c.miss()
-				err = fmt.Errorf("%w: it ran out, and could not be renewed: %w", ErrLost, err)
-			}
+		_, err := ask(parent, make(flight, 1), limit, func(ctx context.Context) (struct{}, error) { return struct{}{}, c.renew(ctx) })
+		switch {
+		case err == nil || !c.overdue(): // somebody else may have renewed it meanwhile, or ended it
+		case parent.Err() != nil:
 			return nil, err
+		default:
+			c.miss()
+			return nil, fmt.Errorf("%w: it ran out, and could not be renewed: %w", ErrLost, err)
 		}
 	}
 	c.mu.Lock()
@@ -172,6 +184,13 @@ func (c *claim) begin(parent context.Context) (*tenure, error) {
 	t := startTenure(parent, Term{}, c.sent, c.ttl, c.clock)
 	c.tenures[t] = true
 	return t, nil
+}
+
+// overdue reports whether the claim, if it is held, can no longer be counted on.
+func (c *claim) overdue() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.over == nil && c.clock().until(c.sent.plus(c.ttl-c.ttl/3)) <= 0
 }
 
 // finish gives a tenure back, which ends it, unless its deadline has.
@@ -187,15 +206,16 @@ func (c *claim) finish(t *tenure) {
 // maxBeats bounds the renewals of one heartbeat that have not returned: there may be many claims to one pool.
 const maxBeats = 3
 
-// beat renews the claim every interval, until ctx ends or the tenure is over. Nothing in it waits for a statement. It returns why the tenure
-// is over, if that is a loss.
-func (c *claim) beat(ctx context.Context, t *tenure, interval time.Duration, renewed func()) error {
+// beat renews the claim every interval, until ctx ends or the tenure is over. Nothing in it waits for a statement; those that it sends may
+// outlast it. It returns why the tenure is over, if that is a loss.
+func (c *claim) beat(ctx context.Context, t *tenure, sending flight, interval time.Duration, renewed func()) error {
+	type answer struct {
+		sent instant
+		err  error
+	}
 	attempts, stop := context.WithCancel(context.WithoutCancel(ctx))
-	sending, answers := make(flight, maxBeats), make(chan error)
-	defer func() {
-		stop()
-		sending.settle(parting(c.ttl))
-	}()
+	defer stop()
+	answers := make(chan answer)
 	due := time.NewTimer(c.untilDue(interval))
 	defer due.Stop()
 	for {
@@ -206,22 +226,33 @@ func (c *claim) beat(ctx context.Context, t *tenure, interval time.Duration, ren
 			return c.loss(t)
 		case <-due.C:
 			sending.send(attempts, max(c.ttl/3, 50*time.Millisecond), func(ctx context.Context) {
-				err := c.renew(ctx)
+				a := answer{sent: c.clock()}
+				a.err = c.renew(ctx)
 				select {
-				case answers <- err:
+				case answers <- a:
 				case <-attempts.Done():
 				}
 			})
 			due.Reset(max(c.ttl/12, leastPause)) // the next attempt, unless this one is answered before
-		case err := <-answers:
-			if err != nil {
+		case a := <-answers:
+			switch {
+			case a.err == nil:
+				due.Reset(c.untilDue(interval))
+				renewed()
+			case c.renewedSince(a.sent):
+				due.Reset(c.untilDue(interval))
+			default:
 				due.Reset(max(c.ttl/48, leastPoll))
-				continue
 			}
-			due.Reset(c.untilDue(interval))
-			renewed()
 		}
 	}
+}
+
+// renewedSince reports whether a renewal was good that was sent later.
+func (c *claim) renewedSince(sent instant) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.sent.mono > sent.mono
 }
 
 // loss is why a tenure is over, if that is a loss.

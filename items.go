@@ -8,9 +8,12 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"gorm.io/gorm"
+	"gorm.io/gorm/callbacks"
 	"gorm.io/gorm/clause"
 	"gorm.io/gorm/logger"
 	"gorm.io/gorm/schema"
@@ -27,32 +30,51 @@ const (
 	claim_attempts = claim_attempts + 1, claim_acquired_at = {now}, claim_renewed_at = {now}, claim_expires_at = {now} + ?6{lockedItem}
 WHERE {key} = ?2 AND claim_epoch = ?3 AND ` + claimableSQL + `{visible} RETURNING {columns}`
 
-	// An owner may claim anew what it has claimed.
-	claimableSQL = `NOT claim_done AND (claim_owner = '' OR claim_owner = ?4 OR COALESCE(claim_expires_at, 0) <= {now})`
+	// An owner may claim anew what it has claimed. Not NOT claim_done: Postgres could then find the row by the index of the queue, while that
+	// happens to be short.
+	claimableSQL = `claim_done IS NOT TRUE AND (claim_owner = '' OR claim_owner = ?4 OR COALESCE(claim_expires_at, 0) <= {now})`
 
 	// It waits for the transactions that fenced themselves with the claim before, and reads the clock then; compare lockedSQL.
 	lockedItemSQL = `
 FROM (SELECT {clock} AS now{durable} FROM (
-	SELECT 1 FROM {table} WHERE {key} = ?2 AND claim_epoch = ?3 AND NOT claim_done
+	SELECT 1 FROM {table} WHERE {key} = ?2 AND claim_epoch = ?3 AND claim_done IS NOT TRUE
 		AND (claim_owner = '' OR claim_owner = ?4 OR COALESCE(claim_expires_at, 0) <= {clock}){visible} FOR UPDATE
-) AS g) AS c`
+) AS lease_g) AS lease_c`
 
-	// GORM composes this one, with the query for the item as a part of it, so its parameters {} are not numbered. What it returns as the owner
-	// is the one before.
-	takeNextItemSQL = `UPDATE {table} SET claim_owner = {}, claim_step_id = {}, claim_epoch = claim_epoch + 1, claim_revision = claim_revision + 1,
-	claim_attempts = claim_attempts + 1, claim_acquired_at = c.now, claim_renewed_at = c.now, claim_expires_at = c.now + {}
-FROM (SELECT g.lease_key, g.lease_owner, {} AS now{durable} FROM ({}) AS g) AS c
-WHERE {key} = c.lease_key RETURNING {columnsOwnedBefore}`
+	// {next} is the query for the item, which GORM composes; its own parameters come after these. What the statement returns as the owner is the
+	// one before. A WITH that calls a volatile function is carried out once; a subquery in its place could be carried out for each row of the
+	// table, if Postgres believes that there is but one, and would then find, and claim, another row each time.
+	takeNextItemSQL = `WITH lease_c AS (SELECT lease_key, lease_owner, {clock} AS now{durable} FROM ({next}) AS lease_g)
+UPDATE {table} SET claim_owner = ?2, claim_step_id = ?3, claim_epoch = claim_epoch + 1, claim_revision = claim_revision + 1,
+	claim_attempts = claim_attempts + 1, claim_acquired_at = lease_c.now, claim_renewed_at = lease_c.now, claim_expires_at = lease_c.now + ?4
+FROM lease_c WHERE {key} = lease_c.lease_key RETURNING {columnsOwnedBefore}`
+
+	// The items that may be claimed, the one that waited longest first. The limit is no parameter, since Postgres would plan for a tenth of the
+	// table when it does not look at the parameters.
+	freeSQL  = `(NOT {bare}.claim_done AND ({bare}.claim_owner = '' OR COALESCE({bare}.claim_expires_at, 0) <= {clock}))`
+	orderSQL = `COALESCE({bare}.claim_acquired_at, 0) LIMIT 1`
+
+	pickNextSQL = `{key} AS lease_key, {bare}.claim_owner AS lease_owner`
+	peekNextSQL = `{key}, {clock}, {bare}.claim_owner, {bare}.claim_epoch, COALESCE({bare}.claim_expires_at, 0), {bare}.claim_done`
 
 	// A claim that ran out may be renewed, for as long as nobody took it.
-	renewItemSQL = `UPDATE {table} SET claim_expires_at = {now} + ?5, claim_renewed_at = {now}{from}
-WHERE {key} = ?2 AND claim_owner = ?3 AND claim_epoch = ?4 AND COALESCE(claim_renewed_at, 0) <= ?6{visible} RETURNING claim_renewed_at`
+	// One that lands after a later one, or by a clock that was set back a little, must not take the expiry back. By one that was far ahead, it must.
+	renewItemSQL = `UPDATE {table} SET
+	claim_expires_at = CASE WHEN claim_renewed_at > {now} AND claim_renewed_at <= {now} + ?5 THEN claim_expires_at ELSE {now} + ?5 END,
+	claim_renewed_at = CASE WHEN claim_renewed_at > {now} AND claim_renewed_at <= {now} + ?5 THEN claim_renewed_at ELSE {now} END{from}
+WHERE {key} = ?2 AND claim_owner = ?3 AND claim_epoch = ?4{visible} RETURNING claim_renewed_at, claim_expires_at`
 
 	releaseItemSQL = `UPDATE {table} SET claim_owner = '', claim_step_id = '', claim_attempts = (claim_attempts - 1) * ?5, claim_expires_at = {now}{from}
-WHERE {key} = ?2 AND claim_owner = ?3 AND claim_epoch = ?4`
+WHERE {key} = ?2 AND claim_owner = ?3 AND claim_epoch = ?4 RETURNING claim_renewed_at, claim_expires_at`
+
+	findItemSQL = `SELECT {columns} FROM {table} WHERE {key} = ?1{visible}`
 
 	// The claim before this one, and its earlier saves, cannot match; nor can this save, should it land after a later one.
 	saveGuardSQL = `claim_owner = ? AND claim_epoch = ? AND claim_revision BETWEEN ? AND ?`
+
+	// The package's own table has no hooks and no soft delete, so that its rows need nothing that GORM does.
+	saveItemSQL = `UPDATE {table} SET payload = ?1, updated_at = ?2, claim_revision = ?3, claim_done = ?4
+WHERE {key} = ?5 AND claim_owner = ?6 AND claim_epoch = ?7 AND claim_revision BETWEEN ?8 AND ?9`
 )
 
 // claimColumns is what Claimable brings into a table.
@@ -71,7 +93,33 @@ type items[T any] struct {
 	key       *schema.Field
 	claimable func(*T) *Claimable
 	count     *claimCounts
+	sql       *itemStatements
 }
+
+// An itemStatements is the finished SQL on one table as one model maps it, and what else depends on these alone.
+type itemStatements struct {
+	find, peek, take, renew, release, fence, save, saveIn, brief string
+
+	beforeNext, afterNext           string                    // the parts of takeNext
+	lastNext                        atomic.Pointer[[2]string] // {next} as it was last, and takeNext with it
+	free, order, pickNext, peekNext text
+	saved                           []string // the columns that Save writes
+}
+
+// itemStatementsOf keeps them, since they are needed at every call.
+var itemStatementsOf sync.Map // of itemStatementsKey to *itemStatements
+
+type itemStatementsKey struct {
+	model                   reflect.Type
+	dialect                 *dialect
+	table, columns, visible string
+}
+
+// A text is finished SQL in a statement that GORM composes.
+type text string
+
+// Build implements [clause.Expression].
+func (t text) Build(b clause.Builder) { _, _ = b.WriteString(string(t)) }
 
 // openItems checks db and the model, and finds the parts. It sends no SQL.
 func openItems[T any, M Model[T]](db *gorm.DB) (*items[T], error) {
@@ -104,8 +152,49 @@ func openItems[T any, M Model[T]](db *gorm.DB) (*items[T], error) {
 		h.mend = "the table " + m.table() + " is missing, or of an older version; EnsureSchema mends that"
 	}
 	m.count = claimCountsOf(m.name)
+	m.finish()
 	return m, nil
 }
+
+// finish finds the finished statements, or finishes them.
+func (m *items[T]) finish() {
+	key := itemStatementsKey{m.schema.ModelType, m.dialect, m.table(), strings.Join(m.schema.DBNames, ","), m.visible()}
+	known, ok := itemStatementsOf.Load(key)
+	if !ok {
+		finish := func(sql string) string { return m.text(sql, key.visible) }
+		s := &itemStatements{
+			find: finish(findItemSQL), peek: finish(peekItemSQL), take: finish(takeItemSQL), renew: finish(renewItemSQL), release: finish(releaseItemSQL), fence: finish(fencing(m.dialect.fence)),
+			free: text(finish(freeSQL)), order: text(finish(orderSQL)), pickNext: text(finish(pickNextSQL)), peekNext: text(finish(peekNextSQL)),
+			save: finish(saveItemSQL), saveIn: finish(saveItemSQL),
+		}
+		s.beforeNext, s.afterNext, _ = strings.Cut(finish(takeNextItemSQL), "{next}")
+		if m.dialect.brief != "" {
+			s.brief = "(" + finish(m.dialect.brief) + ") IS NOT NULL"
+			s.saveIn += " AND " + s.brief
+		}
+		for _, name := range m.schema.DBNames {
+			if own(m.schema.FieldsByDBName[name]) {
+				s.saved = append(s.saved, name)
+			}
+		}
+		s.saved = append(s.saved, "claim_revision", "claim_done")
+		known, _ = itemStatementsOf.LoadOrStore(key, s)
+	}
+	m.sql = known.(*itemStatements)
+}
+
+// takeNext is the statement with the query for the item in it; mostly the same as before.
+func (s *itemStatements) takeNext(next string) string {
+	last := s.lastNext.Load()
+	if last == nil || last[0] != next {
+		last = &[2]string{next, s.beforeNext + next + s.afterNext}
+		s.lastNext.Store(last)
+	}
+	return last[1]
+}
+
+// own reports whether a field is the model's, for Save to write.
+func own(f *schema.Field) bool { return f.DBName != "" && !ofClaim(f) && !f.PrimaryKey && f.Updatable }
 
 // ofClaim reports whether a field came with Claimable.
 func ofClaim(f *schema.Field) bool {
@@ -116,16 +205,21 @@ func ofClaim(f *schema.Field) bool {
 func (m *items[T]) table() string { return m.db.Statement.Quote(m.name) }
 
 // text finishes the SQL of a statement on this table.
-func (m *items[T]) text(sql string) string {
+func (m *items[T]) text(sql, visible string) string {
 	return m.dialect.text(sql, [][2]string{
-		{"{columns}", m.columns("")}, {"{columnsOwnedBefore}", m.columns("c.lease_owner")}, {"{visible}", m.visible()}, {"{table}", m.table()},
+		{"{columns}", m.columns("")}, {"{columnsOwnedBefore}", m.columns("lease_c.lease_owner")}, {"{visible}", visible}, {"{table}", m.table()}, {"{bare}", m.bare()},
 		{"{key}", m.column(m.key.DBName)}, {"{holder}", "claim_owner"}, {"{epoch}", "claim_epoch"},
 		{"{renewed}", "claim_renewed_at"}, {"{expires}", "claim_expires_at"},
 	})
 }
 
+// bare is the table's name, quoted, without its schema: so it is called in what comes after its first mention.
+func (m *items[T]) bare() string {
+	return m.db.Statement.Quote(m.name[strings.LastIndex(m.name, ".")+1:])
+}
+
 // column is a column's name, quoted and with its table.
-func (m *items[T]) column(name string) string { return m.table() + "." + m.db.Statement.Quote(name) }
+func (m *items[T]) column(name string) string { return m.bare() + "." + m.db.Statement.Quote(name) }
 
 // columns lists what can be read, as GORM reads it. An owner stands in for the owner's column.
 func (m *items[T]) columns(owner string) string {
@@ -148,7 +242,7 @@ func (m *items[T]) visible() string {
 		return ""
 	}
 	// On a statement of its own, which no plugin has touched.
-	s := &gorm.Statement{DB: m.db.Session(&gorm.Session{NewDB: true}), Table: m.name, Schema: m.schema, Clauses: map[string]clause.Clause{}}
+	s := &gorm.Statement{DB: m.session(context.Background(), m.pool), Table: m.name, Schema: m.schema, Clauses: map[string]clause.Clause{}}
 	for _, c := range m.schema.QueryClauses {
 		s.AddClause(c)
 	}
@@ -162,9 +256,12 @@ func (m *items[T]) visible() string {
 
 // session is a clean one, on a pool or in a transaction.
 func (m *items[T]) session(ctx context.Context, pool gorm.ConnPool) *gorm.DB {
-	s := m.db.Session(&gorm.Session{NewDB: true, Context: ctx, Logger: logger.Discard, SkipDefaultTransaction: true})
+	s := m.db.Session(&gorm.Session{NewDB: true, Logger: logger.Discard, SkipDefaultTransaction: true})
 	s.Error, s.PropagateUnscoped = nil, false
-	s.Statement.ConnPool, s.Statement.SkipHooks = pool, false
+	s.Statement = &gorm.Statement{DB: s, ConnPool: pool, Context: ctx} // a new one begins with these, and nothing of the caller's
+	if m.db.Plugins["gorm:db_resolver"] == nil && m.name == m.schema.Table {
+		return s
+	}
 	s = s.Set("gorm:db_resolver:write", struct{}{})
 	if m.name != m.schema.Table {
 		s = s.Table(m.name)
@@ -184,13 +281,14 @@ func (m *items[T]) create(ctx context.Context, it T) error {
 	})
 }
 
-// find reads a row.
+// find reads a row. One SELECT.
 func (m *items[T]) find(ctx context.Context, key any) (it T, err error) {
 	err = m.attempt(ctx, func(ctx context.Context, pool gorm.ConnPool) error {
-		it = *new(T)
-		s := m.session(ctx, pool)
-		s.QueryFields = true
-		return s.Where(clause.Eq{Column: clause.Column{Table: clause.CurrentTable, Name: m.key.DBName}, Value: key}).Take(&it).Error
+		var ok bool
+		if it, ok, err = m.load(ctx, pool, nil, m.sql.find, key); err == nil && !ok {
+			err = gorm.ErrRecordNotFound
+		}
+		return err
 	})
 	return it, err
 }
@@ -218,7 +316,7 @@ func (m *items[T]) peek(ctx context.Context, key any, now time.Time) (peek, erro
 	seen, err := query(ctx, m.handle, func(rows *sql.Rows) (peek, error) {
 		p := peek{key: key}
 		return p, p.scan(rows)
-	}, m.text(peekItemSQL), clockArg(now), key)
+	}, m.sql.peek, clockArg(now), key)
 	if err == nil && len(seen) == 0 {
 		err = gorm.ErrRecordNotFound
 	}
@@ -237,30 +335,40 @@ func (p *peek) scan(rows *sql.Rows, before ...any) error {
 
 // take claims an item as it was seen, if nobody else did since, and returns it. One UPDATE.
 func (m *items[T]) take(ctx context.Context, seen peek, owner, stepID string, ttl time.Duration, now time.Time) (it T, ok bool, err error) {
-	text := m.text(takeItemSQL)
 	err = m.attempt(ctx, func(ctx context.Context, pool gorm.ConnPool) (err error) {
-		it, ok, err = m.load(ctx, pool, text, clockArg(now), seen.key, seen.epoch, owner, stepID, ttlMicros(ttl))
+		it, ok, err = m.load(ctx, pool, nil, m.sql.take, clockArg(now), seen.key, seen.epoch, owner, stepID, ttlMicros(ttl))
 		return err
 	})
 	return it, ok, err
 }
 
-// load runs finished SQL through GORM, which maps its one row.
-func (m *items[T]) load(ctx context.Context, pool gorm.ConnPool, text string, args ...any) (it T, ok bool, err error) {
-	s := m.session(ctx, pool).Raw("")
-	s.Statement.SQL.WriteString(text)
-	s.Statement.Vars = args
-	s = s.Find(&it)
-	return it, s.RowsAffected == 1, s.Error
+// load runs finished SQL, and makes an item of its one row, if there is one. GORM maps it; amend, if it is not nil, has a look before AfterFind.
+func (m *items[T]) load(ctx context.Context, pool gorm.ConnPool, amend func(*T), text string, args ...any) (it T, ok bool, err error) {
+	rows, err := pool.QueryContext(ctx, text, args...)
+	if err != nil {
+		return it, false, err
+	}
+	defer rows.Close()
+	if !rows.Next() {
+		return it, false, rows.Err()
+	}
+	s := m.session(ctx, pool)
+	if err := cmp.Or(s.ScanRows(rows, &it), rows.Close()); err != nil {
+		return it, false, err
+	}
+	if amend != nil {
+		amend(&it)
+	}
+	if hook, ok := any(&it).(callbacks.AfterFindInterface); ok && m.schema.AfterFind {
+		err = hook.AfterFind(s)
+	}
+	return it, true, err
 }
 
 // takeNext claims the item that waited longest and that nobody else is about to take, and returns it, and who owned it before. One UPDATE.
 func (m *items[T]) takeNext(ctx context.Context, owner, stepID string, ttl time.Duration, now time.Time, scopes []func(*gorm.DB) *gorm.DB) (it T, before string, ok bool, err error) {
-	text := strings.ReplaceAll(m.text(takeNextItemSQL), "{}", "?")
 	err = m.attempt(ctx, func(ctx context.Context, pool gorm.ConnPool) error {
-		it = *new(T)
-		s := m.session(ctx, pool)
-		next, err := m.next(s, now, scopes)
+		next, err := m.next(m.dry(ctx, pool), m.sql.pickNext, scopes)
 		if err != nil {
 			return err
 		}
@@ -268,28 +376,33 @@ func (m *items[T]) takeNext(ctx context.Context, owner, stepID string, ttl time.
 		if len(next.Statement.Joins) > 0 {
 			lock.Table = clause.Table{Name: m.name[strings.LastIndex(m.name, ".")+1:]}
 		}
-		next = next.Select(m.column(m.key.DBName) + " AS lease_key, " + m.column("claim_owner") + " AS lease_owner").Clauses(lock)
-		found := s.Raw(text, owner, stepID, ttlMicros(ttl), m.clock(now), next).Find(&it)
-		ok = found.RowsAffected == 1
-		return found.Error
+		next = next.Clauses(lock)
+		next.Statement.Vars = []any{clockArg(now), owner, stepID, ttlMicros(ttl)}
+		if err := m.build(next); err != nil {
+			return err
+		}
+		amend := func(it *T) {
+			c := m.claimable(it)
+			before, c.Owner = c.Owner, owner
+		}
+		it, ok, err = m.load(ctx, pool, amend, m.sql.takeNext(next.Statement.SQL.String()), next.Statement.Vars...)
+		return err
 	})
-	before = m.claimable(&it).Owner
-	m.claimable(&it).Owner = owner
 	return it, before, ok, err
 }
 
 // peekNext looks at the item that waited longest. One SELECT.
 func (m *items[T]) peekNext(ctx context.Context, now time.Time, scopes []func(*gorm.DB) *gorm.DB) (p peek, err error) {
 	err = m.attempt(ctx, func(ctx context.Context, pool gorm.ConnPool) error {
-		next, err := m.next(m.session(ctx, pool), now, scopes)
+		next, err := m.next(m.dry(ctx, pool), m.sql.peekNext, scopes)
 		if err != nil {
 			return err
 		}
-		columns := []string{m.column(m.key.DBName), "?"}
-		for _, name := range []string{"claim_owner", "claim_epoch", "claim_expires_at", "claim_done"} {
-			columns = append(columns, m.column(name))
+		next.Statement.Vars = []any{clockArg(now)}
+		if err := m.build(next); err != nil {
+			return err
 		}
-		rows, err := next.Select(strings.Join(columns, ", "), m.clock(now)).Rows()
+		rows, err := pool.QueryContext(ctx, next.Statement.SQL.String(), next.Statement.Vars...)
 		if err != nil {
 			return err
 		}
@@ -302,10 +415,19 @@ func (m *items[T]) peekNext(ctx context.Context, now time.Time, scopes []func(*g
 	return p, err
 }
 
-// next is the query for the items that may be claimed, the one that waited longest first. Scopes narrow it: of what they add, the conditions
-// and the joins count.
-func (m *items[T]) next(s *gorm.DB, now time.Time, scopes []func(*gorm.DB) *gorm.DB) (*gorm.DB, error) {
-	narrow := s.Model(new(T))
+// next is the query, on a session, for the items that may be claimed, the one that waited longest first. Scopes narrow it: of what they add, the
+// conditions and the joins count. The first of its parameters is the clock's.
+func (m *items[T]) next(s *gorm.DB, columns text, scopes []func(*gorm.DB) *gorm.DB) (*gorm.DB, error) {
+	next := s.Model(new(T))
+	clauses := next.Statement.Clauses
+	clauses["SELECT"] = clause.Clause{Name: "SELECT", Expression: columns} // instead of what GORM would select, for a join as well
+	clauses["WHERE"] = clause.Clause{Name: "WHERE", Expression: clause.Where{Exprs: []clause.Expression{m.sql.free}}}
+	clauses["ORDER BY"] = clause.Clause{Name: "ORDER BY", Expression: m.sql.order}
+	if len(scopes) == 0 {
+		return next, nil
+	}
+	narrow := m.session(s.Statement.Context, s.Statement.ConnPool).Model(new(T))
+	model, table, expr := narrow.Statement.Model, narrow.Statement.Table, narrow.Statement.TableExpr
 	for _, scope := range scopes {
 		if scope == nil {
 			return nil, invalid("scopes", "has a nil")
@@ -313,31 +435,46 @@ func (m *items[T]) next(s *gorm.DB, now time.Time, scopes []func(*gorm.DB) *gorm
 		if narrow = scope(narrow); narrow == nil || narrow.Statement == nil {
 			return nil, invalid("scopes", "return no *gorm.DB")
 		}
-		if narrow.Error != nil {
-			return nil, narrow.Error
-		}
 	}
+	where := next.Statement.BuildCondition(narrow) // it carries out the scopes in scopes, too
 	adds := narrow.Statement
 	for name := range adds.Clauses {
 		if name != "WHERE" {
 			return nil, invalid("scopes", "may only narrow, by Where and Joins, and not add %s", name)
 		}
 	}
-	if adds.Unscoped || adds.Distinct || len(adds.Selects)+len(adds.Omits)+len(adds.Preloads) > 0 {
+	if adds.Unscoped || adds.Distinct || len(adds.Selects)+len(adds.Omits)+len(adds.Preloads)+adds.SQL.Len() > 0 ||
+		adds.Model != model || adds.Table != table || adds.TableExpr != expr {
 		return nil, invalid("scopes", "may only narrow, by Where and Joins")
 	}
-	owner, expires := m.column("claim_owner"), m.column("claim_expires_at")
-	next := s.Model(new(T)).Where("NOT "+m.column("claim_done")+" AND ("+owner+" = '' OR COALESCE("+expires+", 0) <= ?)", m.clock(now))
-	if len(adds.Clauses) > 0 {
-		next = next.Where(narrow) // in parentheses
+	if len(where) > 0 {
+		// In parentheses, since GORM does not see every OR.
+		next = next.Where(clause.Expr{SQL: "(?)", Vars: []any{clause.And(where...)}})
 	}
 	next.Statement.Joins = adds.Joins
-	return next.Order("COALESCE(" + m.column("claim_acquired_at") + ", 0)").Limit(1), nil
+	return next, narrow.Error
 }
 
-// clock is the clock that decides, in a statement that GORM composes.
-func (m *items[T]) clock(now time.Time) clause.Expr {
-	return gorm.Expr("COALESCE(CAST(? AS BIGINT), "+m.dialect.clock+")", clockArg(now))
+// dry is a session that composes, and sends nothing.
+func (m *items[T]) dry(ctx context.Context, pool gorm.ConnPool) *gorm.DB {
+	s := m.session(ctx, pool)
+	s.DryRun = true
+	return s
+}
+
+// build composes a query. The caller's plugins have a say in one on a model of the caller's own.
+func (m *items[T]) build(query *gorm.DB) error {
+	model := query.Statement.Model
+	if _, own := model.(*Item); !own {
+		return query.Find(model).Error
+	}
+	if err := query.Statement.Parse(model); err != nil {
+		return err
+	}
+	query.Statement.Dest, query.Statement.ReflectValue = model, reflect.ValueOf(model).Elem()
+	callbacks.BuildQuerySQL(query)
+	query.Statement.Build("SELECT", "FROM", "WHERE", "ORDER BY", "FOR")
+	return query.Error
 }
 
 // A hold is one claim of one item, as its statements name it.
@@ -347,33 +484,39 @@ type hold struct {
 	epoch int64
 }
 
-// renew extends a claim by ttl from now, and returns when that was. One UPDATE.
-func (m *items[T]) renew(ctx context.Context, c hold, ttl time.Duration, now time.Time) (renewed time.Time, ok bool, err error) {
-	latest := anyTime
-	if !now.IsZero() {
-		latest = now.UnixMicro() // one that lands after a later one must not take the expiry back
-	}
-	found, err := query(ctx, m.handle, func(rows *sql.Rows) (at int64, err error) { return at, rows.Scan(&at) },
-		m.text(renewItemSQL), clockArg(now), c.key, c.owner, c.epoch, ttlMicros(ttl), latest)
-	if err != nil || len(found) == 0 {
-		return time.Time{}, false, err
-	}
-	return fromMicros(found[0]), true, nil
+// times is until when a claim was renewed, and when.
+type times struct{ renewed, expires time.Time }
+
+// renew extends a claim by ttl from now. One UPDATE.
+func (m *items[T]) renew(ctx context.Context, c hold, ttl time.Duration, now time.Time) (times, bool, error) {
+	return m.change(ctx, m.sql.renew, clockArg(now), c.key, c.owner, c.epoch, ttlMicros(ttl))
 }
 
 // release ends a claim. Its attempt counts as clean, which forgets those before; or it is taken back, which keeps them. One UPDATE.
-func (m *items[T]) release(ctx context.Context, c hold, keep bool, now time.Time) (bool, error) {
+func (m *items[T]) release(ctx context.Context, c hold, keep bool, now time.Time) (times, bool, error) {
 	kept := 0
 	if keep {
 		kept = 1
 	}
-	n, err := m.exec(ctx, m.text(releaseItemSQL), clockArg(now), c.key, c.owner, c.epoch, kept)
-	return n == 1, err
+	return m.change(ctx, m.sql.release, clockArg(now), c.key, c.owner, c.epoch, kept)
+}
+
+// change carries out a statement on a claim, and returns the times that the row then has, if the row bore the claim.
+func (m *items[T]) change(ctx context.Context, text string, args ...any) (t times, ok bool, err error) {
+	found, err := query(ctx, m.handle, func(rows *sql.Rows) (times, error) {
+		var renewed, expires sql.NullInt64
+		err := rows.Scan(&renewed, &expires)
+		return times{fromMicros(renewed.Int64), fromMicros(expires.Int64)}, err
+	}, text, args...)
+	if err != nil || len(found) == 0 {
+		return times{}, false, err
+	}
+	return found[0], true, nil
 }
 
 // fence reports whether a claim is in force and, in the transaction that the handle is, holds off its successor.
 func (m *items[T]) fence(ctx context.Context, tx *handle, c hold, now time.Time) (bool, error) {
-	n, err := tx.exec(ctx, m.text(fencing(m.dialect.fence)), clockArg(now), c.key, c.owner, c.epoch)
+	n, err := tx.exec(ctx, m.sql.fence, clockArg(now), c.key, c.owner, c.epoch)
 	return n == 1, err
 }
 
@@ -385,48 +528,70 @@ type write[T any] struct {
 	from, to int64 // the revisions that the row may have
 }
 
-// save writes an item, and returns it as hooks and GORM left it. One UPDATE, unless the model's hooks may want to write as well: what they
-// write is then rolled back with a save that failed.
-func (m *items[T]) save(ctx context.Context, on *handle, w write[T]) (it T, ok bool, err error) {
+// save writes an item, and leaves it as hooks and GORM left it. One UPDATE, unless the model's hooks may want to write as well: what they write is
+// then rolled back with a save that failed.
+func (m *items[T]) save(ctx context.Context, on *handle, w *write[T]) (ok bool, err error) {
+	if own := plain(&w.item, w.columns); own != nil {
+		text := m.sql.save
+		if on.inTx {
+			text = m.sql.saveIn
+		}
+		n, err := on.exec(ctx, text, string(own.Payload), toMicros(own.UpdatedAt), own.Revision, own.Done, own.Key, w.owner, w.epoch, w.from, w.to)
+		return n == 1, err
+	}
+	return m.update(ctx, on, w)
+}
+
+// update is a save through GORM.
+func (m *items[T]) update(ctx context.Context, on *handle, w *write[T]) (ok bool, err error) {
+	var it T
 	err = on.attempt(ctx, func(ctx context.Context, pool gorm.ConnPool) error {
 		it = w.item
 		update := func(s *gorm.DB) error {
 			s = s.Model(&it).Where(clause.Eq{Column: clause.Column{Table: clause.CurrentTable, Name: m.key.DBName}, Value: w.key}).
 				Where(saveGuardSQL, w.owner, w.epoch, w.from, w.to)
-			if on.inTx && m.dialect.brief != "" {
-				s = s.Where("(" + m.text(m.dialect.brief) + ") IS NOT NULL")
+			if on.inTx && m.sql.brief != "" {
+				s = s.Where(text(m.sql.brief))
 			}
-			s = s.Select(w.columns).Omit(clause.Associations).Updates(&it)
+			s = s.Select(w.columns)
+			if len(m.schema.Relationships.Relations) > 0 {
+				s = s.Omit(clause.Associations)
+			}
+			s = s.Updates(&it)
 			ok = s.RowsAffected == 1
 			return s.Error
 		}
-		s, hooks := m.session(ctx, pool), m.schema.BeforeSave || m.schema.BeforeUpdate || m.schema.AfterSave || m.schema.AfterUpdate
-		if _, isTx := pool.(gorm.TxCommitter); !hooks || isTx {
-			return update(s)
-		}
-		err := s.Transaction(func(tx *gorm.DB) error {
-			if err := update(tx); err != nil || ok {
+		all := func(s *gorm.DB) error {
+			if err := update(s); err != nil || ok || on.inTx {
 				return err
 			}
 			return errNotSaved
-		})
-		return ignore(err, func(err error) bool { return err == errNotSaved })
+		}
+		hooks := m.schema.BeforeSave || m.schema.BeforeUpdate || m.schema.AfterSave || m.schema.AfterUpdate
+		if _, isTx := pool.(gorm.TxCommitter); hooks && !isTx {
+			return m.session(ctx, pool).Transaction(all)
+		}
+		return all(m.session(ctx, pool))
 	})
-	return it, ok, err
+	err = ignore(err, func(err error) bool { return errors.Is(err, errNotSaved) })
+	w.item = it
+	return ok, err
+}
+
+// plain is the item, if it is one of the package's own table, of which the columns are all that Save writes.
+func plain(it any, columns []string) *Item {
+	if own, ok := it.(*Item); ok && slices.Contains(columns, "payload") {
+		return own
+	}
+	return nil
 }
 
 var errNotSaved = errors.New("not saved")
 
-// saved resolves the columns that Save is told to write, by their names in the table or in Go; all of the model's own if it is told none.
-func (m *items[T]) saved(names []string) (columns []string, err error) {
-	own := func(f *schema.Field) bool { return f.DBName != "" && !ofClaim(f) && !f.PrimaryKey && f.Updatable }
+// columnsOf resolves the columns that Save is told to write, by their names in the table or in Go; all of the model's own if it is told none.
+func (m *items[T]) columnsOf(names []string) (columns []string, err error) {
 	if len(names) == 0 {
-		for _, name := range m.schema.DBNames {
-			if own(m.schema.FieldsByDBName[name]) {
-				columns = append(columns, name)
-			}
-		}
-		return columns, nil
+		return m.sql.saved, nil
 	}
 	for _, name := range names {
 		f := m.schema.FieldsByDBName[name]
@@ -443,7 +608,7 @@ func (m *items[T]) saved(names []string) (columns []string, err error) {
 			columns = append(columns, f.DBName)
 		}
 	}
-	return columns, nil
+	return append(columns, "claim_revision", "claim_done"), nil
 }
 
 // merge copies some fields of one item to another.

@@ -122,7 +122,7 @@ WHERE l.name = ?2 AND l.epoch = ?3 AND (l.holder = '' OR l.expires_at <= {now} O
 	lockedSQL = `
 FROM (SELECT {clock} AS now{durable} FROM (
 	SELECT name FROM {table} WHERE name = ?2 AND epoch = ?3 AND (holder = '' OR expires_at <= {clock} OR renewed_at = CAST(?6 AS BIGINT)) FOR UPDATE
-) AS g) AS c`
+) AS g) AS lease_c`
 
 	// A renewal reads the clock before it waits for anything, so that one that lands late extends nothing past what its sender counts on.
 	renewSQL = `UPDATE {table} AS l SET expires_at = {now} + ?5, renewed_at = {now}{from}

@@ -44,8 +44,8 @@ var dialects = []*dialect{
 		name:      "postgres",
 		parameter: "$",
 		clock:     `(extract(epoch from clock_timestamp())*1000000)::bigint`, // now() stands still in a transaction
-		now:       `c.now`,
-		from:      "\nFROM (SELECT {clock} AS now{durable}) AS c",
+		now:       `lease_c.now`,
+		from:      "\nFROM (SELECT {clock} AS now{durable}) AS lease_c",
 		locked:    lockedSQL,
 		durable: `, set_config('synchronous_commit', CASE current_setting('synchronous_commit')
 	WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END, true) AS durable`,

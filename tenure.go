@@ -154,27 +154,24 @@ func (t *tenure) extend(deadline instant) bool {
 // end makes the tenure over, for good; the first reason stays. When it returns the work's context has ended, whoever came first.
 func (t *tenure) end(reason string) {
 	t.mu.Lock()
-	first := !t.ended
-	if first {
+	if !t.ended {
 		t.ended, t.reason, t.cause = true, reason, ErrLost
 		if reason == byRelease {
 			t.cause = context.Canceled
 		}
 		t.timer.Stop()
 		close(t.over)
+		t.tell(hook.End, instant{}) // nobody is told yet that it is held: that takes the lock
 	}
 	cause := t.cause
 	t.mu.Unlock()
 	t.cancel(cause) // not under the lock: it calls what the work hung on its context
-	if first {
-		t.tell(hook.End, instant{})
-	}
 }
 
 // tell is for whoever watches from outside what a term of a lease is trusted for.
 func (t *tenure) tell(step hook.Step, deadline instant) {
 	if hook.Trust != nil && t.term != (Term{}) {
-		hook.Trust(step, t.term.Name, t.term.Epoch, deadline.left(t.clock()))
+		hook.Trust(step, t.term.Name, t.term.Epoch, func() time.Duration { return deadline.left(t.clock()) })
 	}
 }
 

@@ -87,3 +87,9 @@ func writeClock(file string, offset time.Duration) error {
 	err := os.WriteFile(file+".new", []byte(s+"s\n"), 0o644)
 	return errors.Join(err, os.Rename(file+".new", file))
 }
+
+// HasFakeClock says whether WithFakeClock can be had.
+func HasFakeClock() bool {
+	_, ok := findFaketime()
+	return ok
+}

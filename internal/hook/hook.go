@@ -15,8 +15,8 @@ const (
 )
 
 // Trust, if it is set, is called with every step: before Begin and Extend are taken, and after End, but before anything that follows from
-// it, such as a release. Left is how long the term is then trusted, without a further step.
-var Trust func(step Step, lease string, epoch int64, left time.Duration)
+// it, such as a release. Left says how long the term is then trusted from now on, without a further step.
+var Trust func(step Step, lease string, epoch int64, left func() time.Duration)
 
 // Clock, if it is set, turns the process's own clocks into what an elector takes for them: the monotonic one, from an arbitrary start, and the
 // wall clock, since the Unix epoch.

@@ -1,0 +1,225 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"gorm.io/gorm"
+
+	"github.com/sqllease/lease"
+	"github.com/sqllease/lease/internal/dbtest"
+	"github.com/sqllease/lease/internal/faultproxy"
+	"github.com/sqllease/lease/internal/torture/history"
+)
+
+// A database is the one that all processes share.
+type database struct {
+	backend string
+	dsn     string           // the conductor's, past all proxies
+	db      *gorm.DB         // the conductor's
+	server  *dbtest.Server   // nil unless it is the conductor's own Postgres
+	where   *dbtest.Database // nil for SQLite and with -dsn
+	clock   bool             // the server's can be stepped
+}
+
+// openBackend makes an empty database.
+func openBackend(ctx context.Context, t testing.TB, o options, dir string) *database {
+	d := &database{backend: o.backend, dsn: o.dsn}
+	switch {
+	case o.backend == "sqlite":
+		d.dsn = filepath.Join(dir, "torture.db") + "?_journal_mode=WAL&_busy_timeout=1000&_synchronous=NORMAL"
+	case o.dsn == "":
+		options := []dbtest.Option{dbtest.WithSetting("wal_level", "logical"), dbtest.WithSetting("max_wal_size", "4GB")}
+		if d.clock = dbtest.HasFakeClock(); d.clock {
+			options = append(options, dbtest.WithFakeClock())
+		}
+		d.server = dbtest.NewServer(t, options...)
+		d.where = d.server.Database(t)
+		d.dsn = d.where.DSN
+	}
+	var err error
+	if d.db, err = openDatabase(d.backend, d.dsn); err != nil {
+		t.Fatalf("open the database: %v", err)
+	}
+	t.Cleanup(func() {
+		if pool, err := d.db.DB(); err == nil {
+			pool.Close()
+		}
+	})
+	if err := d.create(ctx); err != nil {
+		t.Fatalf("prepare the database: %v", err)
+	}
+	return d
+}
+
+func (d *database) create(ctx context.Context) error {
+	db := d.db.WithContext(ctx)
+	if err := lease.EnsureSchema(db); err != nil {
+		return err
+	}
+	script := []string{
+		"CREATE TABLE torture_writes (id INTEGER PRIMARY KEY AUTOINCREMENT, epoch BIGINT, proc TEXT, seq BIGINT)",
+		"CREATE TABLE torture_effects (item TEXT, epoch BIGINT)",
+		"CREATE TABLE torture_saves (id INTEGER PRIMARY KEY AUTOINCREMENT, item TEXT, payload TEXT)",
+		"CREATE TRIGGER torture_save AFTER UPDATE OF payload ON lease_items BEGIN INSERT INTO torture_saves (item, payload) VALUES (new.key, new.payload); END",
+	}
+	if d.backend == "postgres" {
+		script = []string{
+			"CREATE TABLE torture_writes (epoch BIGINT, proc TEXT, seq BIGINT)",
+			"CREATE TABLE torture_effects (item TEXT, epoch BIGINT)",
+			"SELECT pg_create_logical_replication_slot('torture', 'test_decoding')",
+		}
+	}
+	for _, statement := range script {
+		if err := db.Exec(statement).Error; err != nil {
+			return fmt.Errorf("%s: %w", statement, err)
+		}
+	}
+	return nil
+}
+
+// via is the DSN of a child, through its proxy if there is one.
+func (d *database) via(p *faultproxy.Proxy) string {
+	if p == nil {
+		return d.dsn
+	}
+	return d.where.DSNVia(p.Addr())
+}
+
+// leader names the holder of the lease, or nobody.
+func (d *database) leader(ctx context.Context) string {
+	ctx, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+	defer cancel()
+	s, err := lease.Find(ctx, d.db, theLease)
+	if err != nil || !s.Held {
+		return ""
+	}
+	return s.Holder
+}
+
+// lock keeps everyone from the lease for a while: by a row lock of another session, or by SQLite's file lock.
+func (d *database) lock(ctx context.Context, lasts time.Duration) error {
+	statement := "UPDATE leases SET epoch = epoch WHERE name = ?" // which takes either lock
+	return d.db.WithContext(ctx).Transaction(func(tx *gorm.DB) error {
+		if err := tx.Exec(statement, theLease).Error; err != nil {
+			return err
+		}
+		pause(ctx, lasts)
+		return errRollBack
+	})
+}
+
+var errRollBack = errors.New("roll back")
+
+// produce keeps so many items that are not done, and reports how many it added.
+func (d *database) produce(ctx context.Context, wanted int, made *int) error {
+	open, err := d.undone(ctx)
+	for ; err == nil && open < wanted; open++ {
+		err = lease.Create(ctx, d.db, lease.Item{Key: fmt.Sprintf("item-%05d", *made)})
+		if err == nil || errors.Is(err, gorm.ErrDuplicatedKey) { // its reply was lost
+			*made++
+			err = nil
+		}
+	}
+	return err
+}
+
+func (d *database) undone(ctx context.Context) (int, error) {
+	var n int64
+	err := d.db.WithContext(ctx).Model(&lease.Item{}).Where("NOT claim_done").Count(&n).Error
+	return int(n), err
+}
+
+// collect reads what was committed.
+func (d *database) collect(ctx context.Context, r *history.Run) error {
+	db := d.db.WithContext(ctx)
+	var items []lease.Item
+	if err := db.Order("key").Find(&items).Error; err != nil {
+		return err
+	}
+	effects := map[string][]int64{}
+	rows, err := db.Raw("SELECT item, epoch FROM torture_effects").Rows()
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var key string
+		var epoch int64
+		if err := rows.Scan(&key, &epoch); err != nil {
+			return err
+		}
+		effects[key] = append(effects[key], epoch)
+	}
+	for _, it := range items {
+		r.Items = append(r.Items, history.Item{Key: it.Key, Done: it.Done, Epoch: it.Epoch, Effects: effects[it.Key]})
+	}
+	if err := rows.Err(); err != nil {
+		return err
+	}
+	if d.backend == "sqlite" {
+		return collectSQLite(db, r)
+	}
+	return collectPostgres(db, r)
+}
+
+// collectSQLite reads what was written in the order of the commits: SQLite has one writer at a time, and numbers the rows.
+func collectSQLite(db *gorm.DB, r *history.Run) error {
+	if err := db.Raw("SELECT epoch, proc, seq FROM torture_writes ORDER BY id").Scan(&r.Writes).Error; err != nil {
+		return err
+	}
+	rows, err := db.Raw("SELECT item, json_extract(payload, '$.epoch'), json_extract(payload, '$.seq') FROM torture_saves WHERE payload <> 'null' ORDER BY id").Rows()
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var s history.Save
+		if err := rows.Scan(&s.Key, &s.Epoch, &s.Seq); err != nil {
+			return err
+		}
+		r.Saves = append(r.Saves, s)
+	}
+	return rows.Err()
+}
+
+// What the plug-in test_decoding says of a row.
+var (
+	decodedWrite = regexp.MustCompile(`^table public\.torture_writes: INSERT: epoch\[bigint\]:(\d+) proc\[text\]:'(\w+)' seq\[bigint\]:(\d+)$`)
+	decodedSave  = regexp.MustCompile(`^table public\.lease_items: UPDATE: key\[character varying\]:'([\w-]+)' payload\[jsonb\]:'\{"seq": (\d+), "epoch": (\d+)\}'`)
+)
+
+// collectPostgres reads what was written in the order of the commits, from the write-ahead log.
+func collectPostgres(db *gorm.DB, r *history.Run) error {
+	rows, err := db.Raw(`SELECT data FROM pg_logical_slot_get_changes('torture', NULL, NULL)
+WHERE data LIKE 'table public.torture_writes: INSERT%' OR data LIKE 'table public.lease_items: UPDATE%'`).Rows()
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	number := func(s string) int64 {
+		n, _ := strconv.ParseInt(s, 10, 64) // \d+
+		return n
+	}
+	for rows.Next() {
+		var line string
+		if err := rows.Scan(&line); err != nil {
+			return err
+		}
+		if m := decodedWrite.FindStringSubmatch(line); m != nil {
+			r.Writes = append(r.Writes, history.Write{Epoch: number(m[1]), Proc: m[2], Seq: number(m[3])})
+		} else if m := decodedSave.FindStringSubmatch(line); m != nil {
+			r.Saves = append(r.Saves, history.Save{Key: m[1], Epoch: number(m[3]), Seq: number(m[2])})
+		} else if !strings.Contains(line, "payload[jsonb]:'null'") {
+			return fmt.Errorf("cannot read %q", line)
+		}
+	}
+	return rows.Err()
+}

@@ -1,0 +1,206 @@
+package main
+
+import (
+	"context"
+	"math/rand/v2"
+	"os"
+	"syscall"
+	"time"
+)
+
+const (
+	onProcess  = "process"  // any
+	onReplica  = "replica"  // any of those
+	onLeader   = "leader"   // the replica that leads
+	onDatabase = "database" // of which there is one
+)
+
+// A kind is a fault as the table below has it.
+type kind struct {
+	name   string
+	on     string
+	weight int
+	needs  need
+	blocks need // what makes it keep everyone from the lease
+	befall func(c *conductor, ctx context.Context, p *process)
+}
+
+// A need is what of a database.
+type need func(d *database) bool
+
+func always(*database) bool       { return true }
+func never(*database) bool        { return false }
+func sqliteOnly(d *database) bool { return d.backend == "sqlite" }
+func proxied(d *database) bool    { return d.where != nil }
+func served(d *database) bool     { return d.server != nil }
+func clocked(d *database) bool    { return d.server != nil && d.clock }
+
+// kinds is every fault that there is.
+var kinds = []kind{
+	{"kill", onProcess, 6, always, never, kill},
+	{"freeze", onProcess, 6, always, sqliteOnly, freeze}, // perhaps with SQLite's lock in hand
+	{"stop", onProcess, 4, always, never, stopPolitely},
+	{"resign", onLeader, 2, always, never, func(c *conductor, ctx context.Context, p *process) { c.tell(ctx, p, "resign", 0) }},
+	{"return", onLeader, 1, always, never, func(c *conductor, ctx context.Context, p *process) { c.tell(ctx, p, "return", 0) }},
+	{"exhaust", onLeader, 2, always, never, func(c *conductor, ctx context.Context, p *process) { c.tell(ctx, p, "exhaust", c.between(0.5, 1.5)) }},
+	{"clock", onProcess, 3, always, never, wallClock},
+	{"overrun", onProcess, 3, always, sqliteOnly, overrun},
+	{"late", onReplica, 5, always, never, lateReplies},
+	{"late-take", onReplica, 4, always, never, lateTake},
+	{"hold", onProcess, 3, always, sqliteOnly, freezeInTransaction},
+
+	{"hang", onProcess, 5, proxied, never, proxyFault(func(c *conductor, p *process) { p.proxy.Hang() })},
+	{"hang-existing", onProcess, 2, proxied, never, proxyFault(func(c *conductor, p *process) { p.proxy.HangExisting() })},
+	{"drop-replies", onProcess, 4, proxied, never, proxyFault(func(c *conductor, p *process) { p.proxy.DropReplies() })},
+	{"delay-replies", onProcess, 4, proxied, never, proxyFault(func(c *conductor, p *process) { p.proxy.DelayReplies(c.between(0.05, 1.2)) })},
+	{"reset", onProcess, 3, proxied, never, proxyFault(func(c *conductor, p *process) { p.proxy.Reset() })},
+
+	{"db-stop", onDatabase, 1, served, always, restart("fast")},
+	{"db-crash", onDatabase, 1, served, always, restart("immediate")},
+	{"db-freeze", onDatabase, 1, served, always, freezeDatabase},
+	{"db-clock", onDatabase, 2, clocked, never, stepClock},
+	{"lock", onDatabase, 2, always, always, lockRow},
+}
+
+func faultNames() (names []string) {
+	for _, k := range kinds {
+		names = append(names, k.name)
+	}
+	return names
+}
+
+func kill(c *conductor, ctx context.Context, p *process) {
+	p.signal(os.Kill, true)
+	p.gone(time.Minute)
+	pause(ctx, c.between(0, 1))
+	c.restart(ctx, p)
+}
+
+func stopPolitely(c *conductor, ctx context.Context, p *process) {
+	p.signal(syscall.SIGTERM, true)
+	if !p.gone(20*c.ttl + 10*time.Second) {
+		c.fail("%s.%d does not stop when it is told to", p.Name, p.Life)
+		p.signal(os.Kill, true)
+		p.gone(time.Minute)
+	}
+	pause(ctx, c.between(0, 0.5))
+	c.restart(ctx, p)
+}
+
+func freeze(c *conductor, ctx context.Context, p *process) {
+	p.signal(sigStop, false)
+	pause(ctx, c.between(1.05, 2.5))
+	p.signal(sigContinue, false)
+}
+
+// freezeInTransaction freezes a process that has fenced itself, and has written.
+func freezeInTransaction(c *conductor, ctx context.Context, p *process) {
+	p.order("hold", c.ttl/2)
+	if p.heard(2 * c.ttl) {
+		c.within("freeze", p, func() { freeze(c, ctx, p) })
+	}
+	p.order("forget", 0)
+}
+
+// overrun makes work go on after its context has ended, which it does since the process is cut off, or frozen.
+func overrun(c *conductor, ctx context.Context, p *process) {
+	lasts := c.between(0.3, 1.5)
+	p.order("overrun", lasts)
+	if p.proxy != nil {
+		p.proxy.Hang()
+		pause(ctx, c.between(0.7, 1.5))
+		p.proxy.Heal()
+	} else {
+		c.within("freeze", p, func() { freeze(c, ctx, p) })
+	}
+	pause(ctx, lasts)
+	p.order("forget", 0)
+}
+
+// lateReplies makes the answers to a replica's polls and renewals late, though not so late that it gives them up.
+func lateReplies(c *conductor, ctx context.Context, p *process) {
+	p.order("late-poll", c.between(0.1, 0.32))
+	p.order("late-renew", c.between(0.1, 0.32))
+	pause(ctx, c.between(1, 4))
+	p.order("forget", 0)
+}
+
+// lateTake makes the answer to a replica's next takeover late, and then cuts it off, or freezes it: it must not trust what it heard for longer
+// than the row bears it out.
+func lateTake(c *conductor, ctx context.Context, p *process) {
+	late := c.between(0.3, 0.66)
+	p.order("late-take", late)
+	taken := p.heard(6 * c.ttl)
+	p.order("forget", 0)
+	switch {
+	case !taken:
+	case p.proxy != nil:
+		p.proxy.Hang()
+		pause(ctx, c.between(1, 2))
+		p.proxy.Heal()
+	default:
+		pause(ctx, late+c.ttl/20)
+		c.within("freeze", p, func() { freeze(c, ctx, p) })
+	}
+}
+
+// wallClock sets the wall clock of a process, and sets it right again.
+func wallClock(c *conductor, ctx context.Context, p *process) {
+	steps := []time.Duration{-time.Hour, -c.ttl, -c.ttl / 3, c.ttl / 4, c.ttl, 10 * c.ttl, 24 * time.Hour}
+	p.order("clock", steps[c.pick(len(steps))])
+	pause(ctx, c.between(0.5, 3))
+	p.order("clock", 0)
+}
+
+// proxyFault does something to the connections of a process.
+func proxyFault(what func(c *conductor, p *process)) func(*conductor, context.Context, *process) {
+	return func(c *conductor, ctx context.Context, p *process) {
+		what(c, p)
+		pause(ctx, c.between(0.3, 2.5))
+		p.proxy.Heal()
+	}
+}
+
+func restart(mode string) func(*conductor, context.Context, *process) {
+	return func(c *conductor, ctx context.Context, _ *process) {
+		c.server.Stop(c.t, mode)
+		pause(ctx, c.between(0, 2))
+		c.server.Start(c.t)
+	}
+}
+
+func freezeDatabase(c *conductor, ctx context.Context, _ *process) {
+	c.server.Freeze(c.t)
+	pause(ctx, c.between(0.2, 2))
+	c.server.Thaw(c.t)
+}
+
+// stepClock steps the database's clock. A process that starts right after a step forward can take a lease that is still live, as the package
+// says; so none does for a while.
+func stepClock(c *conductor, ctx context.Context, _ *process) {
+	steps := []time.Duration{-time.Hour, -2 * c.ttl, -c.ttl / 2, 0, c.ttl / 5, c.ttl / 2, c.ttl, 5 * c.ttl, time.Hour}
+	c.noStarts(3 * c.ttl)
+	c.server.SetClock(c.t, steps[c.pick(len(steps))])
+	pause(ctx, 3*c.ttl)
+}
+
+func lockRow(c *conductor, ctx context.Context, _ *process) {
+	if err := c.lock(ctx, c.between(0.2, 1.5)); err != errRollBack && ctx.Err() == nil {
+		c.note("lock: %v", err)
+	}
+}
+
+// chance picks from a list by weight.
+func chance(r *rand.Rand, list []kind) kind {
+	total := 0
+	for _, k := range list {
+		total += k.weight
+	}
+	n := r.IntN(total)
+	for _, k := range list {
+		if n -= k.weight; n < 0 {
+			return k
+		}
+	}
+	panic("weights must be positive")
+}

@@ -1,0 +1,200 @@
+// Package history is what a torture run records: one file of JSON lines per process, each line written before the step that it tells of is
+// taken, and all by one clock, CLOCK_MONOTONIC, which orders the processes of one machine.
+package history
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+)
+
+// A Kind says what an Event tells of.
+type Kind string
+
+// The kinds.
+const (
+	// Of the conductor, about a process: Proc and Life are the process's own. Note is how it ended: "killed", or its exit status.
+	Started Kind = "started"
+	Exited  Kind = "exited"
+
+	// Of a replica: its trust in a term, by the package's hook. Until is the deadline.
+	Begin  Kind = "begin"
+	Extend Kind = "extend"
+	End    Kind = "end"
+
+	// Of a replica: its work, a lane of its own. Note is the cause of the end of the work's context.
+	WorkBegin Kind = "work-begin"
+	WorkEnd   Kind = "work-end"
+
+	// Of a replica: a fenced transaction that writes (Epoch, Proc, Seq) is about to begin; and what came of it. Refused was not committed, for
+	// certain; Failed may have been.
+	Writing Kind = "writing"
+	Written Kind = "written"
+	Refused Kind = "refused" // ErrLost
+	Failed  Kind = "failed"
+
+	// Of a worker, about the item Key and its claim Epoch. Saved and Done tell of a statement that succeeded; what failed is Unsaved.
+	Claimed  Kind = "claimed"
+	Saved    Kind = "saved"    // Seq is in the payload
+	Done     Kind = "done"     // with the item's one effect
+	Unsaved  Kind = "unsaved"  // Note is the error; it may have been committed unless Lost
+	Released Kind = "released" // Note says how: "done", "handed on", "failed"
+	Lost     Kind = "lost"
+
+	// Of a client by hand, about the lease Key: an operation begins, and returns. Both have the same Seq, unique in the process's life.
+	Call   Kind = "call"
+	Return Kind = "return"
+
+	// Of the conductor: a fault begins on Target, and ends. Both have the same Seq, unique in the run.
+	Fault    Kind = "fault"
+	FaultEnd Kind = "fault-end"
+)
+
+// An Op is an operation by hand, and what came of it.
+type Op struct {
+	Name   string `json:"name"` // "acquire", "release", "find"
+	Holder string `json:"holder,omitempty"`
+	Now    int64  `json:"now,omitempty"` // the time that the caller passes, in microseconds since the Unix epoch
+	TTL    int64  `json:"ttl,omitempty"` // in microseconds
+
+	// In a Return. An Error leaves it unknown whether the operation was carried out.
+	Got     bool   `json:"got,omitempty"`     // of acquire
+	Error   string `json:"error,omitempty"`   // "" for none
+	Missing bool   `json:"missing,omitempty"` // of find: nobody ever held it
+	Epoch   int64  `json:"epoch,omitempty"`   // of find, as is Holder then, and
+	Expires int64  `json:"expires,omitempty"` // in microseconds since the Unix epoch
+}
+
+// An Event is one line.
+type Event struct {
+	At   int64  `json:"at"`   // CLOCK_MONOTONIC, in nanoseconds, before the step
+	Proc string `json:"proc"` // "r1" is a replica, "w1" a worker, "c1" a client by hand
+	Life int    `json:"life"` // which process of that name: they are restarted
+	Kind Kind   `json:"kind"`
+
+	Epoch int64  `json:"epoch,omitempty"`
+	Until int64  `json:"until,omitempty"` // CLOCK_MONOTONIC, in nanoseconds
+	Key   string `json:"key,omitempty"`
+	Seq   int64  `json:"seq,omitempty"`
+	Op    *Op    `json:"op,omitempty"`
+
+	Name   string `json:"name,omitempty"`   // of a fault, as the flag -faults has it
+	Target string `json:"target,omitempty"` // of a fault: a Proc, or "database"
+	Blocks bool   `json:"blocks,omitempty"` // the fault keeps everyone from the lease
+	Note   string `json:"note,omitempty"`
+}
+
+// Time is e's time as a duration since start, which is an At.
+func (e Event) Time(start int64) time.Duration { return time.Duration(e.At - start) }
+
+func (e Event) String() string {
+	line, err := json.Marshal(e)
+	if err != nil {
+		return err.Error()
+	}
+	return string(line)
+}
+
+// A Recorder writes one process's events.
+type Recorder struct {
+	file *os.File
+	proc string
+	life int
+}
+
+// NewRecorder creates the file of a process in dir.
+func NewRecorder(dir, proc string, life int) (*Recorder, error) {
+	name := filepath.Join(dir, fmt.Sprintf("%s.%d.jsonl", proc, life))
+	file, err := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY|os.O_APPEND, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	return &Recorder{file: file, proc: proc, life: life}, nil
+}
+
+// Record writes an event, stamped with the time, and returns when write(2) has: a process that is killed afterwards has told. What the caller
+// leaves open of Proc, Life and At is filled in. It is safe for concurrent use. It panics if the file cannot be written, since a run without
+// its record proves nothing.
+func (r *Recorder) Record(e Event) {
+	if e.Proc == "" {
+		e.Proc, e.Life = r.proc, r.life
+	}
+	if e.At == 0 {
+		e.At = Now()
+	}
+	line, err := json.Marshal(e)
+	if err == nil {
+		_, err = r.file.Write(append(line, '\n')) // one write, which O_APPEND keeps whole
+	}
+	if err != nil {
+		panic(err)
+	}
+}
+
+// Read returns every event in dir, by time. A line that a killed process did not finish is left out.
+func Read(dir string) ([]Event, error) {
+	files, err := filepath.Glob(filepath.Join(dir, "*.jsonl"))
+	if err != nil {
+		return nil, err
+	}
+	var all []Event
+	for _, name := range files {
+		content, err := os.ReadFile(name)
+		if err != nil {
+			return nil, err
+		}
+		whole := content[:bytes.LastIndexByte(content, '\n')+1]
+		lines := bufio.NewScanner(bytes.NewReader(whole))
+		lines.Buffer(nil, 1<<20)
+		for n := 1; lines.Scan(); n++ {
+			var e Event
+			if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+				return nil, fmt.Errorf("%s:%d: %w", name, n, err)
+			}
+			all = append(all, e)
+		}
+		if err := lines.Err(); err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	slices.SortStableFunc(all, func(a, b Event) int { return int(min(max(a.At-b.At, -1), 1)) })
+	return all, nil
+}
+
+// A Write is a committed row that a fenced transaction of a replica wrote.
+type Write struct {
+	Epoch int64
+	Proc  string
+	Seq   int64
+}
+
+// A Save is a committed payload of an item: the claim that wrote it, and its number within that claim.
+type Save struct {
+	Key   string
+	Epoch int64
+	Seq   int64
+}
+
+// An Item is how an item ended.
+type Item struct {
+	Key     string
+	Done    bool
+	Epoch   int64   // of its last claim
+	Effects []int64 // the epoch of each effect that was committed
+}
+
+// A Run is all that there is to check.
+type Run struct {
+	Seed     int64
+	TTL      time.Duration
+	Events   []Event // by time
+	Writes   []Write // in the order of their commits
+	Saves    []Save  // in the order of their commits
+	Items    []Item
+	Complete bool // the items were drained to the end
+}

@@ -1,0 +1,130 @@
+package main
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"gorm.io/gorm"
+
+	"github.com/sqllease/lease"
+	"github.com/sqllease/lease/internal/hook"
+	"github.com/sqllease/lease/internal/torture/history"
+)
+
+// theLease is the one that the replicas campaign for.
+const theLease = "torture"
+
+// replica campaigns until ctx ends. In its terms it writes, fenced, as fast as it can bear.
+func (c *child) replica(ctx context.Context) error {
+	hook.Trust = func(step hook.Step, _ string, epoch int64, left func() time.Duration) {
+		e := history.Event{Kind: history.Kind(step), Epoch: epoch}
+		for before := history.Now(); e.At == 0 || e.At-before > int64(time.Millisecond); { // unless it was frozen between the two clocks
+			before = history.Now()
+			trusted := left()
+			e.At = history.Now()
+			e.Until = e.At + int64(trusted)
+		}
+		c.record.Record(e)
+	}
+	hook.Reply = func(statement string) {
+		if d, ok := c.asked("late-" + statement); ok {
+			if statement == "take" {
+				fmt.Println("taken")
+			}
+			pause(context.Background(), d)
+		}
+	}
+	hook.Clock = func(mono, wall time.Duration) (time.Duration, time.Duration) { return mono, wall + c.clockStep() }
+
+	elector := &lease.Elector{DB: c.db, Name: theLease, Holder: c.Holder, TTL: c.TTL, Logger: c.log}
+	return elector.Run(ctx, func(ctx context.Context) {
+		term, _ := lease.TermFrom(ctx)
+		c.record.Record(history.Event{Kind: history.WorkBegin, Epoch: term.Epoch})
+		c.lead(ctx, elector, term.Epoch)
+		note := ""
+		if cause := context.Cause(ctx); cause != nil {
+			note = cause.Error()
+		}
+		c.record.Record(history.Event{Kind: history.WorkEnd, Epoch: term.Epoch, Note: note})
+	})
+}
+
+// lead is the work: it writes until its context ends, and sometimes beyond.
+func (c *child) lead(ctx context.Context, elector *lease.Elector, epoch int64) {
+	var pool sync.WaitGroup
+	defer pool.Wait()
+	for ctx.Err() == nil {
+		if _, ok := c.told("resign"); ok {
+			elector.Resign()
+		}
+		if d, ok := c.told("exhaust"); ok {
+			pool.Go(func() { c.exhaust(ctx, d) })
+		}
+		if _, ok := c.told("return"); ok {
+			return
+		}
+		c.write(ctx, epoch)
+		pause(ctx, c.between(time.Millisecond, 20*time.Millisecond))
+	}
+	if d, ok := c.told("overrun"); ok { // work that does not heed its context
+		for end := time.Now().Add(d); time.Now().Before(end); {
+			c.write(context.WithoutCancel(ctx), epoch)
+			pause(context.Background(), c.between(time.Millisecond, 20*time.Millisecond))
+		}
+	}
+}
+
+// write commits one row, fenced, and tells what came of it.
+func (c *child) write(ctx context.Context, epoch int64) {
+	seq := c.next()
+	writing, cancel := context.WithTimeout(ctx, 4*c.TTL)
+	defer cancel()
+	c.record.Record(history.Event{Kind: history.Writing, Epoch: epoch, Seq: seq})
+	toCommit := false // then an error leaves it unknown whether it was committed, whatever else it says
+	err := lease.Transaction(writing, c.db, func(tx *gorm.DB) error {
+		err := tx.Exec("INSERT INTO torture_writes (epoch, proc, seq) VALUES (?, ?, ?)", epoch, c.Name, seq).Error
+		if err == nil {
+			c.hold()
+		}
+		toCommit = err == nil
+		return err
+	})
+	kind := history.Written
+	switch {
+	case errors.Is(err, lease.ErrLost) && !toCommit:
+		kind = history.Refused
+	case err != nil:
+		kind = history.Failed
+	}
+	e := history.Event{Kind: kind, Epoch: epoch, Seq: seq}
+	if err != nil {
+		e.Note = err.Error()
+	}
+	c.record.Record(e)
+}
+
+// exhaust takes every connection of the pool that it can get, for a while.
+func (c *child) exhaust(ctx context.Context, d time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	pool, err := c.db.DB()
+	if err != nil {
+		return
+	}
+	var taken []*sql.Conn
+	for ctx.Err() == nil {
+		conn, err := pool.Conn(ctx)
+		if err != nil {
+			break
+		}
+		taken = append(taken, conn)
+	}
+	<-ctx.Done()
+	for _, conn := range taken {
+		conn.Close()
+	}
+}
