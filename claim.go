@@ -417,14 +417,14 @@ func (h *HolderOf[T]) SaveIn(tx *gorm.DB, it T, columns ...string) error {
 // write sends a save, and keeps what was saved. Its outcome is unknown if there is an error, or a transaction.
 func (h *HolderOf[T]) write(ctx context.Context, on *handle, it T, names []string) (ok bool, err error) {
 	m := h.items
-	columns, err := m.columnsOf(names)
-	if err != nil {
+	w := &write[T]{hold: h.hold, item: it}
+	if w.columns, err = m.columnsOf(names); err != nil {
 		return false, err
 	}
-	if key, given := m.keyOf(ctx, &it); given && !reflect.DeepEqual(key, h.hold.key) {
+	if key, given := m.keyOf(ctx, &w.item); given && key != h.hold.key && !reflect.DeepEqual(key, h.hold.key) {
 		return false, invalid("it", "is the row %s, and not %s", label(key), label(h.hold.key))
 	}
-	if own, ok := any(&it).(ownRow); ok {
+	if own, ok := any(&w.item).(ownRow); ok {
 		now := time.Now()
 		if h.now != nil {
 			now = h.now()
@@ -433,7 +433,7 @@ func (h *HolderOf[T]) write(ctx context.Context, on *handle, it T, names []strin
 			return false, err
 		}
 		if len(names) > 0 {
-			columns = append(columns, "updated_at")
+			w.columns = append(w.columns, "updated_at")
 		}
 	}
 	select {
@@ -446,7 +446,7 @@ func (h *HolderOf[T]) write(ctx context.Context, on *handle, it T, names []strin
 		m.count.refuse()
 		return false, err
 	}
-	w := h.next(ctx, it, columns)
+	h.number(ctx, w)
 	ok, err = m.save(ctx, on, w)
 	switch {
 	case err != nil:
@@ -456,23 +456,22 @@ func (h *HolderOf[T]) write(ctx context.Context, on *handle, it T, names []strin
 	case !on.inTx && len(names) == 0:
 		h.keep(ctx, w, func(f *schema.Field) bool { return f.Updatable })
 	case !on.inTx:
-		h.keep(ctx, w, func(f *schema.Field) bool { return f.AutoUpdateTime > 0 || slices.Contains(columns, f.DBName) })
+		h.keep(ctx, w, func(f *schema.Field) bool { return f.AutoUpdateTime > 0 || slices.Contains(w.columns, f.DBName) })
 	}
 	return ok, nil
 }
 
-// next makes the next write of the row out of an item: one that an earlier write of unknown outcome cannot undo, whether it has landed or will.
-func (h *HolderOf[T]) next(ctx context.Context, it T, columns []string) *write[T] {
+// number makes a write the next one of the row: one that an earlier write of unknown outcome cannot undo, whether that has landed or will.
+func (h *HolderOf[T]) number(ctx context.Context, w *write[T]) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	w := &write[T]{hold: h.hold, item: it, columns: columns, from: h.known, to: h.tried}
+	w.from, w.to = h.known, h.tried
 	h.tried++
 	h.items.setKey(ctx, &w.item, &h.item)
 	c := h.items.claimable(&w.item)
 	done := c.Done
 	*c = *h.items.claimable(&h.item)
 	c.Revision, c.Done = h.tried, done
-	return w
 }
 
 // keep makes the columns that were written part of the copy of the row.

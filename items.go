@@ -100,6 +100,7 @@ type items[T any] struct {
 type itemStatements struct {
 	find, peek, take, renew, release, fence, save, saveIn, brief string
 
+	takeFirst                       string                    // takeNext without scopes
 	beforeNext, afterNext           string                    // the parts of takeNext
 	lastNext                        atomic.Pointer[[2]string] // {next} as it was last, and takeNext with it
 	free, order, pickNext, peekNext text
@@ -168,6 +169,7 @@ func (m *items[T]) finish() {
 			save: finish(saveItemSQL), saveIn: finish(saveItemSQL),
 		}
 		s.beforeNext, s.afterNext, _ = strings.Cut(finish(takeNextItemSQL), "{next}")
+		s.takeFirst = s.beforeNext + finish("SELECT "+pickNextSQL+" FROM {table} WHERE "+freeSQL+"{visible} ORDER BY "+orderSQL+" FOR UPDATE SKIP LOCKED") + s.afterNext
 		if m.dialect.brief != "" {
 			s.brief = "(" + finish(m.dialect.brief) + ") IS NOT NULL"
 			s.saveIn += " AND " + s.brief
@@ -365,9 +367,29 @@ func (m *items[T]) load(ctx context.Context, pool gorm.ConnPool, amend func(*T),
 	return it, true, err
 }
 
+// alone reports whether the caller's plugins have no say in which items there are.
+func (m *items[T]) alone() bool {
+	_, own := any(new(T)).(*Item)
+	for name := range m.db.Plugins {
+		if name != "gorm:db_resolver" && name != tablesPlugin("").Name() && !own {
+			return false
+		}
+	}
+	return true
+}
+
 // takeNext claims the item that waited longest and that nobody else is about to take, and returns it, and who owned it before. One UPDATE.
 func (m *items[T]) takeNext(ctx context.Context, owner, stepID string, ttl time.Duration, now time.Time, scopes []func(*gorm.DB) *gorm.DB) (it T, before string, ok bool, err error) {
+	amend := func(it *T) {
+		c := m.claimable(it)
+		before, c.Owner = c.Owner, owner
+	}
 	err = m.attempt(ctx, func(ctx context.Context, pool gorm.ConnPool) error {
+		args := []any{clockArg(now), owner, stepID, ttlMicros(ttl)}
+		if len(scopes) == 0 && m.alone() {
+			it, ok, err = m.load(ctx, pool, amend, m.sql.takeFirst, args...)
+			return err
+		}
 		next, err := m.next(m.dry(ctx, pool), m.sql.pickNext, scopes)
 		if err != nil {
 			return err
@@ -377,13 +399,9 @@ func (m *items[T]) takeNext(ctx context.Context, owner, stepID string, ttl time.
 			lock.Table = clause.Table{Name: m.name[strings.LastIndex(m.name, ".")+1:]}
 		}
 		next = next.Clauses(lock)
-		next.Statement.Vars = []any{clockArg(now), owner, stepID, ttlMicros(ttl)}
+		next.Statement.Vars = args
 		if err := m.build(next); err != nil {
 			return err
-		}
-		amend := func(it *T) {
-			c := m.claimable(it)
-			before, c.Owner = c.Owner, owner
 		}
 		it, ok, err = m.load(ctx, pool, amend, m.sql.takeNext(next.Statement.SQL.String()), next.Statement.Vars...)
 		return err
