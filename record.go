@@ -275,7 +275,7 @@ func (r *row) poll(ctx context.Context) (sighting, error) {
 		}
 		r.checked.Store(true)
 	}
-	defer hook.Answered("poll")
+	defer hook.Around("poll")()
 	return r.handle.poll(ctx, r.name, clockNow(r.now))
 }
 
@@ -285,7 +285,7 @@ func (r *row) take(ctx context.Context, seen sighting, g guard) (Term, bool, err
 			return Term{}, false, err
 		}
 	}
-	defer hook.Answered("take")
+	defer hook.Around("take")()
 	ok, err := r.handle.take(ctx, r.name, r.holder, r.ttl, clockNow(r.now), seen, g)
 	return Term{Name: r.name, Holder: r.holder, Epoch: seen.Epoch + 1, origin: r.origin}, ok, err
 }
@@ -297,7 +297,7 @@ func (r *row) renew(ctx context.Context, t Term) (bool, error) {
 	if !now.IsZero() {
 		latest = now.UnixMicro()
 	}
-	defer hook.Answered("renew")
+	defer hook.Around("renew")()
 	return r.handle.renew(ctx, t, r.ttl, now, r.ttl/3, latest)
 }
 

@@ -22,12 +22,15 @@ var Trust func(step Step, lease string, epoch int64, left func() time.Duration)
 // wall clock, since the Unix epoch.
 var Clock func(mono, wall time.Duration) (time.Duration, time.Duration)
 
-// Reply, if it is set, is called when the answer to an elector's statement has come, before the elector hears it: it may make it late.
-var Reply func(statement string)
+// Delay, if it is set, is called before an elector sends a statement, and again when its answer has come, before the elector hears it: it may make
+// either late.
+var Delay func(statement string, answered bool)
 
-// Answered calls Reply.
-func Answered(statement string) {
-	if Reply != nil {
-		Reply(statement)
+// Around calls Delay, and returns what calls it for the answer.
+func Around(statement string) (answered func()) {
+	if Delay == nil {
+		return func() {}
 	}
+	Delay(statement, false)
+	return func() { Delay(statement, true) }
 }

@@ -29,8 +29,10 @@ type conductor struct {
 	random   *rand.Rand
 	failures []string  // what no checker sees: a process that ended by itself, say
 	startsAt time.Time // no process starts before
-	dbBusy   bool      // a fault has the database
+	dbBusy   bool      // a fault has the database, and what is below
 	faults   int64     // begun so far
+
+	offset time.Duration // of the database's clock
 }
 
 func newConductor(ctx context.Context, t testing.TB, o options) *conductor {
@@ -167,7 +169,7 @@ func (c *conductor) seizeTarget(ctx context.Context, k kind) (*process, bool) {
 	if k.on == onDatabase {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if c.dbBusy || k.name == "db-clock" && !c.calm() {
+		if c.dbBusy || (k.name == "db-clock" || k.name == "late-step") && !c.calm() {
 			return nil, false
 		}
 		c.dbBusy = true

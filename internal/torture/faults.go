@@ -40,7 +40,7 @@ var kinds = []kind{
 	{"kill", onProcess, 6, always, never, kill},
 	{"freeze", onProcess, 6, always, sqliteOnly, freeze}, // perhaps with SQLite's lock in hand
 	{"stop", onProcess, 4, always, never, stopPolitely},
-	{"resign", onLeader, 2, always, never, func(c *conductor, ctx context.Context, p *process) { c.tell(ctx, p, "resign", 0) }},
+	{"resign", onLeader, 3, always, never, resign},
 	{"return", onLeader, 1, always, never, func(c *conductor, ctx context.Context, p *process) { c.tell(ctx, p, "return", 0) }},
 	{"exhaust", onLeader, 2, always, never, func(c *conductor, ctx context.Context, p *process) { c.tell(ctx, p, "exhaust", c.between(0.5, 1.5)) }},
 	{"clock", onProcess, 3, always, never, wallClock},
@@ -59,6 +59,7 @@ var kinds = []kind{
 	{"db-crash", onDatabase, 1, served, always, restart("immediate")},
 	{"db-freeze", onDatabase, 1, served, always, freezeDatabase},
 	{"db-clock", onDatabase, 2, clocked, never, stepClock},
+	{"late-step", onDatabase, 2, clocked, never, lateStep},
 	{"lock", onDatabase, 2, always, always, lockRow},
 }
 
@@ -76,7 +77,9 @@ func kill(c *conductor, ctx context.Context, p *process) {
 	c.restart(ctx, p)
 }
 
+// stopPolitely asks a process to stop. Its work may take a while to wind down.
 func stopPolitely(c *conductor, ctx context.Context, p *process) {
+	p.order("overrun", c.between(0, 0.8))
 	p.signal(syscall.SIGTERM, true)
 	if !p.gone(20*c.ttl + 10*time.Second) {
 		c.fail("%s.%d does not stop when it is told to", p.Name, p.Life)
@@ -87,17 +90,30 @@ func stopPolitely(c *conductor, ctx context.Context, p *process) {
 	c.restart(ctx, p)
 }
 
-func freeze(c *conductor, ctx context.Context, p *process) {
+func freeze(c *conductor, ctx context.Context, p *process) { c.freezeFor(ctx, p, c.between(1.05, 2.5)) }
+
+func (c *conductor) freezeFor(ctx context.Context, p *process, d time.Duration) {
 	p.signal(sigStop, false)
-	pause(ctx, c.between(1.05, 2.5))
+	pause(ctx, d)
 	p.signal(sigContinue, false)
 }
 
-// freezeInTransaction freezes a process that has fenced itself, and has written.
+// resign hands the lease over, from work that takes a while to wind down.
+func resign(c *conductor, ctx context.Context, p *process) {
+	p.order("overrun", c.between(0.2, 0.8))
+	c.tell(ctx, p, "resign", 0)
+}
+
+// freezeInTransaction freezes a process that has fenced itself, and has written; sometimes it wakes just before the server would end its session,
+// and commits.
 func freezeInTransaction(c *conductor, ctx context.Context, p *process) {
+	lasts := c.between(0.75, 0.98)
+	if c.pick(2) == 0 {
+		lasts = c.between(1.05, 2.5)
+	}
 	p.order("hold", c.ttl/2)
 	if p.heard(2 * c.ttl) {
-		c.within("freeze", p, func() { freeze(c, ctx, p) })
+		c.within("freeze", p, func() { c.freezeFor(ctx, p, lasts) })
 	}
 	p.order("forget", 0)
 }
@@ -117,10 +133,10 @@ func overrun(c *conductor, ctx context.Context, p *process) {
 	p.order("forget", 0)
 }
 
-// lateReplies makes the answers to a replica's polls and renewals late, though not so late that it gives them up.
+// lateReplies makes a replica's polls and renewals slow, on the way there or back, though not so slow that it gives them up.
 func lateReplies(c *conductor, ctx context.Context, p *process) {
-	p.order("late-poll", c.between(0.1, 0.32))
-	p.order("late-renew", c.between(0.1, 0.32))
+	p.order([]string{"slow-poll", "late-poll"}[c.pick(2)], c.between(0.1, 0.32))
+	p.order([]string{"slow-renew", "late-renew"}[c.pick(2)], c.between(0.1, 0.32))
 	pause(ctx, c.between(1, 4))
 	p.order("forget", 0)
 }
@@ -180,8 +196,40 @@ func freezeDatabase(c *conductor, ctx context.Context, _ *process) {
 func stepClock(c *conductor, ctx context.Context, _ *process) {
 	steps := []time.Duration{-time.Hour, -2 * c.ttl, -c.ttl / 2, 0, c.ttl / 5, c.ttl / 2, c.ttl, 5 * c.ttl, time.Hour}
 	c.noStarts(3 * c.ttl)
-	c.server.SetClock(c.t, steps[c.pick(len(steps))])
+	c.offset = steps[c.pick(len(steps))]
+	c.server.SetClock(c.t, c.offset)
 	pause(ctx, 3*c.ttl)
+}
+
+// lateStep steps the clock forward under standbys whose polls have been slow until then, and a leader that is cut off at that moment.
+func lateStep(c *conductor, ctx context.Context, _ *process) {
+	leader := c.leader(ctx)
+	each := func(do func(p *process, leads bool)) {
+		for _, p := range c.processes {
+			if p.Role == "replica" {
+				do(p, p.Holder == leader)
+			}
+		}
+	}
+	c.noStarts(5 * c.ttl)
+	each(func(p *process, leads bool) { p.order("slow-poll", c.ttl*3/10) })
+	pause(ctx, 2*c.ttl)
+	leader = c.leader(ctx)
+	each(func(p *process, leads bool) {
+		p.order("forget", 0)
+		if leads {
+			p.proxy.Hang()
+		}
+	})
+	c.offset += c.ttl / 2
+	c.server.SetClock(c.t, c.offset)
+	pause(ctx, c.ttl*3/2)
+	each(func(p *process, leads bool) {
+		if leads {
+			p.proxy.Heal()
+		}
+	})
+	pause(ctx, c.ttl)
 }
 
 func lockRow(c *conductor, ctx context.Context, _ *process) {

@@ -30,13 +30,19 @@ func (c *child) replica(ctx context.Context) error {
 		}
 		c.record.Record(e)
 	}
-	hook.Reply = func(statement string) {
-		if d, ok := c.asked("late-" + statement); ok {
-			if statement == "take" {
-				fmt.Println("taken")
-			}
-			pause(context.Background(), d)
+	hook.Delay = func(statement string, answered bool) {
+		when := "slow-" // on the way there
+		if answered {
+			when = "late-" // on the way back
 		}
+		d, ok := c.asked(when + statement)
+		if !ok {
+			return
+		}
+		if statement == "take" {
+			fmt.Println("taken")
+		}
+		pause(context.Background(), d)
 	}
 	hook.Clock = func(mono, wall time.Duration) (time.Duration, time.Duration) { return mono, wall + c.clockStep() }
 
