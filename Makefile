@@ -1,7 +1,7 @@
-.PHONY: help demo test race check bench ci
+.PHONY: help demo test race check bench torture torture-brief ci
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "%-8s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "%-14s %s\n", $$1, $$2 }'
 
 demo: ## three replicas of a service: watch who leads; three workers: watch who works on what
 	go run ./examples/failover
@@ -19,7 +19,18 @@ check: ## format, tidiness, vet, staticcheck
 	go vet ./...
 	go tool staticcheck ./...
 
-bench: ## what a renewal costs, beside the same UPDATE through database/sql
+bench: ## what renewals, saves and claims cost, beside the same statements through database/sql
 	go test -run '^$$' -bench . .
 
-ci: check race test demo ## all of it, as .ci/run does
+torture: ## ten minutes of every fault on each database; checks what came of it
+	go run ./internal/torture -backend sqlite -duration 10m
+	go run ./internal/torture -backend postgres -duration 10m
+
+# A seed that is always the same, and a fresh one.
+torture-brief: ## a minute of every fault on each database, twice
+	go run ./internal/torture -backend sqlite -duration 1m -seed 1
+	go run ./internal/torture -backend postgres -duration 1m -seed 1
+	go run ./internal/torture -backend sqlite -duration 1m
+	go run ./internal/torture -backend postgres -duration 1m
+
+ci: check race test demo torture-brief ## all of it, as .ci/run does

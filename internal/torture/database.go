@@ -104,6 +104,17 @@ func (d *database) leader(ctx context.Context) string {
 	return s.Holder
 }
 
+// renewal waits for the next one, for two seconds at most.
+func (d *database) renewal(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	before, _ := lease.Find(ctx, d.db, theLease)
+	for now := before; ctx.Err() == nil && now.RenewedAt.Equal(before.RenewedAt); {
+		pause(ctx, 5*time.Millisecond)
+		now, _ = lease.Find(ctx, d.db, theLease)
+	}
+}
+
 // lock keeps everyone from the lease for a while: by a row lock of another session, or by SQLite's file lock.
 func (d *database) lock(ctx context.Context, lasts time.Duration) error {
 	statement := "UPDATE leases SET epoch = epoch WHERE name = ?" // which takes either lock

@@ -214,6 +214,8 @@ func lateStep(c *conductor, ctx context.Context, _ *process) {
 	c.noStarts(5 * c.ttl)
 	each(func(p *process, leads bool) { p.order("slow-poll", c.ttl*3/10) })
 	pause(ctx, 2*c.ttl)
+	c.renewal(ctx)
+	pause(ctx, c.ttl/4) // so that the standbys have seen it, in a slow poll
 	leader = c.leader(ctx)
 	each(func(p *process, leads bool) {
 		p.order("forget", 0)
