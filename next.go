@@ -1,0 +1,141 @@
+package lease
+
+import (
+	"cmp"
+	"context"
+	"reflect"
+	"strings"
+	"time"
+
+	"gorm.io/gorm"
+	"gorm.io/gorm/callbacks"
+	"gorm.io/gorm/clause"
+)
+
+// alone reports whether the caller's plugins have no say in which items there are.
+func (m *items[T]) alone() bool {
+	_, own := any(new(T)).(*Item)
+	for name := range m.db.Plugins {
+		if name != "gorm:db_resolver" && name != tablesPlugin("").Name() && !own {
+			return false
+		}
+	}
+	return true
+}
+
+// takeNext claims the item that waited longest and that nobody else is about to take, and returns it, and who owned it before. One UPDATE.
+func (m *items[T]) takeNext(ctx context.Context, owner, stepID string, ttl time.Duration, now time.Time, scopes []func(*gorm.DB) *gorm.DB) (it T, before string, ok bool, err error) {
+	amend := func(it *T) {
+		c := m.claimable(it)
+		before, c.Owner = c.Owner, owner
+	}
+	err = m.attempt(ctx, func(ctx context.Context, pool gorm.ConnPool) error {
+		args := []any{clockArg(now), owner, stepID, ttlMicros(ttl)}
+		if len(scopes) == 0 && m.alone() {
+			it, ok, err = m.load(ctx, pool, amend, m.sql.takeFirst, args...)
+			return err
+		}
+		next, err := m.next(m.dry(ctx, pool), m.sql.pickNext, scopes)
+		if err != nil {
+			return err
+		}
+		lock := clause.Locking{Strength: "UPDATE", Options: "SKIP LOCKED"}
+		if len(next.Statement.Joins) > 0 {
+			lock.Table = clause.Table{Name: m.name[strings.LastIndex(m.name, ".")+1:]}
+		}
+		next = next.Clauses(lock)
+		next.Statement.Vars = args
+		if err := m.build(next); err != nil {
+			return err
+		}
+		it, ok, err = m.load(ctx, pool, amend, m.sql.takeNext(next.Statement.SQL.String()), next.Statement.Vars...)
+		return err
+	})
+	return it, before, ok, err
+}
+
+// peekNext looks at the item that waited longest. One SELECT.
+func (m *items[T]) peekNext(ctx context.Context, now time.Time, scopes []func(*gorm.DB) *gorm.DB) (p peek, err error) {
+	err = m.attempt(ctx, func(ctx context.Context, pool gorm.ConnPool) error {
+		next, err := m.next(m.dry(ctx, pool), m.sql.peekNext, scopes)
+		if err != nil {
+			return err
+		}
+		next.Statement.Vars = []any{clockArg(now)}
+		if err := m.build(next); err != nil {
+			return err
+		}
+		rows, err := pool.QueryContext(ctx, next.Statement.SQL.String(), next.Statement.Vars...)
+		if err != nil {
+			return err
+		}
+		defer rows.Close()
+		if !rows.Next() {
+			return cmp.Or(rows.Err(), gorm.ErrRecordNotFound)
+		}
+		return cmp.Or(p.scan(rows, &p.key), rows.Close())
+	})
+	return p, err
+}
+
+// next is the query, on a session, for the items that may be claimed, the one that waited longest first. Scopes narrow it: of what they add, the
+// conditions and the joins count. The first of its parameters is the clock's.
+func (m *items[T]) next(s *gorm.DB, columns text, scopes []func(*gorm.DB) *gorm.DB) (*gorm.DB, error) {
+	next := s.Model(new(T))
+	clauses := next.Statement.Clauses
+	clauses["SELECT"] = clause.Clause{Name: "SELECT", Expression: columns} // instead of what GORM would select, for a join as well
+	clauses["WHERE"] = clause.Clause{Name: "WHERE", Expression: clause.Where{Exprs: []clause.Expression{m.sql.free}}}
+	clauses["ORDER BY"] = clause.Clause{Name: "ORDER BY", Expression: m.sql.order}
+	if len(scopes) == 0 {
+		return next, nil
+	}
+	narrow := m.session(s.Statement.Context, s.Statement.ConnPool).Model(new(T))
+	model, table, expr := narrow.Statement.Model, narrow.Statement.Table, narrow.Statement.TableExpr
+	for _, scope := range scopes {
+		if scope == nil {
+			return nil, invalid("scopes", "has a nil")
+		}
+		if narrow = scope(narrow); narrow == nil || narrow.Statement == nil {
+			return nil, invalid("scopes", "return no *gorm.DB")
+		}
+	}
+	where := next.Statement.BuildCondition(narrow) // it carries out the scopes in scopes, too
+	adds := narrow.Statement
+	for name := range adds.Clauses {
+		if name != "WHERE" {
+			return nil, invalid("scopes", "may only narrow, by Where and Joins, and not add %s", name)
+		}
+	}
+	if adds.Unscoped || adds.Distinct || len(adds.Selects)+len(adds.Omits)+len(adds.Preloads)+adds.SQL.Len() > 0 ||
+		adds.Model != model || adds.Table != table || adds.TableExpr != expr {
+		return nil, invalid("scopes", "may only narrow, by Where and Joins")
+	}
+	if len(where) > 0 {
+		// In parentheses, since GORM does not see every OR.
+		next = next.Where(clause.Expr{SQL: "(?)", Vars: []any{clause.And(where...)}})
+	}
+	next.Statement.Joins = adds.Joins
+	return next, narrow.Error
+}
+
+// dry is a session that composes, and sends nothing.
+func (m *items[T]) dry(ctx context.Context, pool gorm.ConnPool) *gorm.DB {
+	s := m.session(ctx, pool)
+	s.DryRun = true
+	return s
+}
+
+// build composes a query. The caller's plugins have a say in one on a model of the caller's own.
+func (m *items[T]) build(query *gorm.DB) error {
+	model := query.Statement.Model
+	if _, own := model.(*Item); !own {
+		return query.Find(model).Error
+	}
+	if err := query.Statement.Parse(model); err != nil {
+		return err
+	}
+	query.Statement.Dest, query.Statement.ReflectValue = model, reflect.ValueOf(model).Elem()
+	callbacks.BuildQuerySQL(query)
+	query.Statement.Build("SELECT", "FROM", "WHERE", "ORDER BY", "FOR")
+	return query.Error
+}
