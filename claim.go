@@ -21,26 +21,29 @@ import (
 const maxKey = 255
 
 // A Claimable is what a row needs to be claimed. Embed it in a model of your own, beside its primary key of one column, and GORM's AutoMigrate
-// brings its columns, claim_…, and an index for [ClaimNext]. It is this package's to write, but for Done.
+// brings its columns, claim_…, and an index for [ClaimNext]. Embed the struct itself, without a prefix. It is this package's to write, but for
+// Done: GORM writes the other columns when it creates a row, and then leaves them, so that a Save of your own frees no claim. (It does put
+// Revision back, which costs a claim that is held its next save: prefer to update the columns that you mean.) A model with a Done of its own
+// finishes an item by Claimable.Done.
 //
 // As in a [Record], the table keeps the times as microseconds since the Unix epoch.
 type Claimable struct {
 	// Who claimed it, at most 200 characters; empty once released.
-	Owner string `gorm:"column:claim_owner;size:200;not null;default:''"`
+	Owner string `gorm:"column:claim_owner;<-:create;size:200;not null;default:''"`
 	// What for, as the owner said, at most 200 characters; empty once released.
-	StepID string `gorm:"column:claim_step_id;size:200;not null;default:''"`
+	StepID string `gorm:"column:claim_step_id;<-:create;size:200;not null;default:''"`
 	// Grows by one with every claim, by whomever; never reset.
-	Epoch int64 `gorm:"column:claim_epoch;not null;default:0"`
+	Epoch int64 `gorm:"column:claim_epoch;<-:create;not null;default:0"`
 	// Grows with every claim and every save.
 	Revision int64 `gorm:"column:claim_revision;not null;default:0"`
 	// Claims since the last clean release; many of them tell of an item that kills its workers.
-	Attempts int `gorm:"column:claim_attempts;not null;default:0"`
+	Attempts int `gorm:"column:claim_attempts;<-:create;not null;default:0"`
 	// The last claim.
-	AcquiredAt time.Time `gorm:"column:claim_acquired_at;type:bigint;serializer:lease_unix_micro;index:,composite:claim_queue,expression:COALESCE(claim_acquired_at\\,0),where:NOT claim_done"`
+	AcquiredAt time.Time `gorm:"column:claim_acquired_at;<-:create;type:bigint;serializer:lease_unix_micro;index:,composite:claim_queue,expression:COALESCE(claim_acquired_at\\,0),where:NOT claim_done"`
 	// Its last renewal.
-	RenewedAt time.Time `gorm:"column:claim_renewed_at;type:bigint;serializer:lease_unix_micro"`
+	RenewedAt time.Time `gorm:"column:claim_renewed_at;<-:create;type:bigint;serializer:lease_unix_micro"`
 	// It runs out here, unless it is renewed.
-	ExpiresAt time.Time `gorm:"column:claim_expires_at;type:bigint;serializer:lease_unix_micro"`
+	ExpiresAt time.Time `gorm:"column:claim_expires_at;<-:create;type:bigint;serializer:lease_unix_micro"`
 	// Yours: Save writes it. An item that is done is never claimed again.
 	Done bool `gorm:"column:claim_done;not null;default:false"`
 }
@@ -134,8 +137,11 @@ func Load(ctx context.Context, db *gorm.DB, key string) (Item, string, error) {
 		return Item{}, "", wrap(op, err)
 	}
 	// Whatever else writes to the row, it changes the rest.
-	rest := sha256.Sum256(fmt.Appendf(nil, "%+v", it))
-	return it, fmt.Sprintf("%d.%d.%x", it.Epoch, it.Revision, rest[:8]), nil
+	rest, hash := it, sha256.New()
+	rest.Payload = nil
+	fmt.Fprintf(hash, "%+v", rest)
+	hash.Write(it.Payload)
+	return it, fmt.Sprintf("%d.%d.%x", it.Epoch, it.Revision, hash.Sum(nil)[:8]), nil
 }
 
 // Claim claims the item of that key for owner, until ttl from now: nobody else can claim it before, and this claim can only be ended, renewed
@@ -145,7 +151,8 @@ func Load(ctx context.Context, db *gorm.DB, key string) (Item, string, error) {
 // or when a reply was lost) gets it anew, and the earlier claim is lost. stepID is for people who read the table; it may be empty.
 //
 // A nil now lets the database's clock decide, which is what workers with clocks of their own want. Any other is asked for the time at each
-// statement; then everyone on this item must bring their own, from clocks that agree within a third of the ttl.
+// statement, and its zero time means the database's; then everyone on this item must bring their own, from clocks that agree within a third
+// of the ttl.
 //
 // It never waits for the item to come free, only for the database, as [TryAcquire] does, and for transactions that are fenced by a claim which
 // just ran out. It sends one SELECT, and if that finds the item free one UPDATE, in no transaction: a handle that is one is [ErrInvalid].
@@ -168,7 +175,7 @@ func ClaimAs[T any, M Model[T]](ctx context.Context, db *gorm.DB, key any, owner
 	if err != nil {
 		return nil, wrap(op, err)
 	}
-	if key == nil {
+	if k := reflect.ValueOf(key); key == nil || k.Kind() == reflect.Pointer && k.IsNil() {
 		return nil, wrap(op, invalid("key", "is nil"))
 	}
 	seen, err := m.peek(ctx, key, clockNow(now))
@@ -191,10 +198,10 @@ func ClaimAs[T any, M Model[T]](ctx context.Context, db *gorm.DB, key any, owner
 	return newHolder(ctx, m, it, sent, seen.ranOut(), ttl, now), nil
 }
 
-// ClaimNext is [ClaimAs] of the row that waited longest: of those that nobody has claimed, or whose claim ran out, the one that was claimed
+// ClaimNext is [ClaimAs], or with an [Item] [Claim], of the row that waited longest: of those that nobody has claimed, or whose claim ran out, the one that was claimed
 // the longest ago, if ever. So a row whose workers keep dying goes to the back of the queue, and its Attempts tell.
 //
-// Scopes narrow the choice, by Where and Joins; anything else in them is [ErrInvalid].
+// It never takes a live claim, the owner's own included. Scopes narrow the choice, by Where and Joins; anything else in them is [ErrInvalid].
 //
 // It never waits for another worker: on Postgres it passes over rows that somebody else is about to take, or has fenced. Where there are no
 // such locks, it looks again when another was faster. The error is [gorm.ErrRecordNotFound] when there is nothing to claim; else as ClaimAs has it.
@@ -252,7 +259,12 @@ func openClaim[T any, M Model[T]](ctx context.Context, db *gorm.DB, owner, stepI
 }
 
 // label is a key as errors name it.
-func label(key any) string { return fmt.Sprintf("%q", fmt.Sprint(key)) }
+func label(key any) string {
+	if bytes, ok := key.([]byte); ok {
+		return fmt.Sprintf("%q", bytes)
+	}
+	return fmt.Sprintf("%q", fmt.Sprint(key))
+}
 
 // checkedJSON is the GORM serializer of a payload, which is a text in every database.
 type checkedJSON struct{}

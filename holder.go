@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -98,7 +99,11 @@ func (h *HolderOf[T]) Release(ctx context.Context) error {
 }
 
 func (h *HolderOf[T]) sendRenewal(ctx context.Context) (bool, error) {
-	now, ok, err := h.items.renew(ctx, h.hold, h.ttl, clockNow(h.now))
+	clock := clockNow(h.now)
+	if err := checkNow(clock); err != nil {
+		return false, err
+	}
+	now, ok, err := h.items.renew(ctx, h.hold, h.ttl, clock)
 	if ok {
 		h.note(func(c *Claimable) {
 			if late := now.renewed.Before(c.RenewedAt) && now.expires.After(c.RenewedAt); !late { // than another's reply
@@ -110,7 +115,11 @@ func (h *HolderOf[T]) sendRenewal(ctx context.Context) (bool, error) {
 }
 
 func (h *HolderOf[T]) sendRelease(ctx context.Context, keep bool) (bool, error) {
-	now, ok, err := h.items.release(ctx, h.hold, keep, clockNow(h.now))
+	clock := clockNow(h.now)
+	if err := checkNow(clock); err != nil {
+		return false, err
+	}
+	now, ok, err := h.items.release(ctx, h.hold, keep, clock)
 	if ok {
 		h.note(func(c *Claimable) {
 			c.Owner, c.StepID, c.ExpiresAt = "", "", now.expires
@@ -133,7 +142,8 @@ func (h *HolderOf[T]) note(change func(*Claimable)) {
 // (as in the table or as in Go), so that a column which another writer owns is not overwritten. With either it writes whether it is Done. It
 // never writes the key, the claim or an association. It neither needs nor makes a renewal.
 //
-// GORM's hooks for an update run, in a transaction with it, and UpdatedAt is set; [HolderOf.Item] is then what was written.
+// GORM's hooks for an update run, in a transaction with it, and UpdatedAt is set; what a hook changes is written if it is among the columns.
+// [HolderOf.Item] is then what was written.
 //
 // It may block on the database, as [TryAcquire] does, and on a save that was begun before. The error is [ErrLost] when the claim is lost, and
 // then nothing was written; [ErrInvalid] for another row's key, an unknown column, or an [Item]'s payload that is not JSON, before any SQL;
@@ -154,7 +164,8 @@ func (h *HolderOf[T]) Save(ctx context.Context, it T, columns ...string) error {
 
 // SaveIn is like Save, but within the caller's transaction: what else that writes, and the row, are committed together, or neither is.
 //
-// [HolderOf.Item] stays as it was, since the transaction may be rolled back. Until the transaction ends, it holds up the claim's renewals, and
+// [HolderOf.Item] stays as it was, since the transaction may be rolled back. After the commit go on with the value that was saved: a later save
+// of Item would put back what it was, and Done. Save, Renew and Release within the transaction would wait for it, until the claim is lost. Until the transaction ends, it holds up the claim's renewals, and
 // whoever wants to claim the row: save last. On Postgres the server ends the session if the transaction then lies idle for the TTL. Outside a
 // transaction it is [ErrInvalid]. After [ErrLost] roll the transaction back.
 func (h *HolderOf[T]) SaveIn(tx *gorm.DB, it T, columns ...string) error {
@@ -177,15 +188,15 @@ func (h *HolderOf[T]) write(ctx context.Context, on *handle, it T, names []strin
 	if w.columns, err = m.columnsOf(names); err != nil {
 		return false, err
 	}
-	if key, given := m.keyOf(ctx, &w.item); given && key != h.hold.key && !reflect.DeepEqual(key, h.hold.key) {
+	if key, given := m.keyOf(ctx, &w.item); given && !reflect.DeepEqual(key, h.hold.key) {
 		return false, invalid("it", "is the row %s, and not %s", label(key), label(h.hold.key))
 	}
 	if own, ok := any(&w.item).(ownRow); ok {
-		now := time.Now()
-		if h.now != nil {
-			now = h.now()
+		now := clockNow(h.now)
+		if now.IsZero() {
+			now = time.Now()
 		}
-		if err := own.beforeWrite(now); err != nil {
+		if err := cmp.Or(checkNow(now), own.beforeWrite(now)); err != nil {
 			return false, err
 		}
 		if len(names) > 0 {
@@ -202,7 +213,9 @@ func (h *HolderOf[T]) write(ctx context.Context, on *handle, it T, names []strin
 		m.count.refuse()
 		return false, err
 	}
-	h.number(ctx, w)
+	if err := h.number(ctx, w); err != nil {
+		return false, err
+	}
 	ok, err = m.save(ctx, on, w)
 	switch {
 	case err != nil:
@@ -218,16 +231,16 @@ func (h *HolderOf[T]) write(ctx context.Context, on *handle, it T, names []strin
 }
 
 // number makes a write the next one of the row: one that an earlier write of unknown outcome cannot undo, whether that has landed or will.
-func (h *HolderOf[T]) number(ctx context.Context, w *write[T]) {
+func (h *HolderOf[T]) number(ctx context.Context, w *write[T]) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	w.from, w.to = h.known, h.tried
 	h.tried++
-	h.items.setKey(ctx, &w.item, &h.item)
 	c := h.items.claimable(&w.item)
 	done := c.Done
 	*c = *h.items.claimable(&h.item)
 	c.Revision, c.Done = h.tried, done
+	return h.items.setKey(ctx, &w.item, h.hold.key)
 }
 
 // keep makes the columns that were written part of the copy of the row.
@@ -335,10 +348,11 @@ func (h *HolderOf[T]) Heartbeat(ctx context.Context, interval time.Duration, onR
 //
 // What Run returns, and what becomes of the row:
 //
-//   - nil, when work returned nil: the claim was released, as [HolderOf.Release] does. Or work had released it itself.
+//   - nil, when work returned nil: the claim was released, as [HolderOf.Release] does, but see the next. Or work had released it itself.
 //   - ctx's cause, and what work returned, when ctx ended and work returned an error: the process is shutting down. The claim was released,
 //     and its attempt taken back, so that it does not look like a crash. (The attempt is taken back, too, when work returned nil then.)
-//   - [ErrLost], and what work returned, when the claim was lost before work returned.
+//   - [ErrLost], and what work returned, when the claim was lost before work returned. So it is when work deletes the row, softly or not, though
+//     that may be committed: to finish an item, set Done.
 //   - What work returned, when it failed otherwise. The claim is left to run out, so that the row is not tried again at once, and its next
 //     claim counts one more attempt. So it is when work panics, and the panic comes out of Run.
 //

@@ -64,7 +64,7 @@ FROM lease_c WHERE {key} = lease_c.lease_key RETURNING {columnsOwnedBefore}`
 WHERE {key} = ?2 AND claim_owner = ?3 AND claim_epoch = ?4{visible} RETURNING claim_renewed_at, claim_expires_at`
 
 	releaseItemSQL = `UPDATE {table} SET claim_owner = '', claim_step_id = '', claim_attempts = (claim_attempts - 1) * ?5, claim_expires_at = {now}{from}
-WHERE {key} = ?2 AND claim_owner = ?3 AND claim_epoch = ?4 RETURNING claim_renewed_at, claim_expires_at`
+WHERE {key} = ?2 AND claim_owner = ?3 AND claim_epoch = ?4{visible} RETURNING claim_renewed_at, claim_expires_at`
 
 	findItemSQL = `SELECT {columns} FROM {table} WHERE {key} = ?1{visible}`
 

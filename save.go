@@ -50,6 +50,9 @@ func (m *items[T]) update(ctx context.Context, on *handle, w *write[T]) (ok bool
 			}
 			s = s.Updates(&it)
 			ok = s.RowsAffected == 1
+			if key, _ := m.keyOf(ctx, &it); s.Error == nil && !reflect.DeepEqual(key, w.key) {
+				return invalid("T", "%T has a hook that changes its key", it)
+			}
 			return s.Error
 		}
 		all := func(s *gorm.DB) error {
@@ -115,10 +118,13 @@ func (m *items[T]) merge(ctx context.Context, into, from *T, which func(*schema.
 // keyOf is the value of an item's key, if it has one.
 func (m *items[T]) keyOf(ctx context.Context, it *T) (key any, ok bool) {
 	key, zero := m.key.ValueOf(ctx, reflect.ValueOf(it).Elem())
+	if k := reflect.ValueOf(key); k.Kind() == reflect.Pointer && !k.IsNil() {
+		key = k.Elem().Interface() // what it points to may be changed
+	}
 	return key, !zero
 }
 
-// setKey gives an item the key of another.
-func (m *items[T]) setKey(ctx context.Context, it, other *T) {
-	m.key.ReflectValueOf(ctx, reflect.ValueOf(it).Elem()).Set(m.key.ReflectValueOf(ctx, reflect.ValueOf(other).Elem()))
+// setKey gives an item a key.
+func (m *items[T]) setKey(ctx context.Context, it *T, key any) error {
+	return m.key.Set(ctx, reflect.ValueOf(it).Elem(), key)
 }

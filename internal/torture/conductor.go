@@ -30,6 +30,7 @@ type conductor struct {
 	failures []string  // what no checker sees: a process that ended by itself, say
 	startsAt time.Time // no process starts before
 	dbBusy   bool      // a fault has the database, and what is below
+	hush     bool      // no fault may befall a replica
 	faults   int64     // begun so far
 
 	offset time.Duration // of the database's clock
@@ -169,12 +170,15 @@ func (c *conductor) seizeTarget(ctx context.Context, k kind) (*process, bool) {
 	if k.on == onDatabase {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if c.dbBusy || (k.name == "db-clock" || k.name == "late-step") && !c.calm() {
+		if c.dbBusy {
 			return nil, false
 		}
 		c.dbBusy = true
 		return nil, true
 	}
+	c.mu.Lock()
+	hush := c.hush
+	c.mu.Unlock()
 	busy := 0
 	for _, p := range c.processes {
 		if p.Role == "replica" && p.recovers() {
@@ -186,7 +190,7 @@ func (c *conductor) seizeTarget(ctx context.Context, k kind) (*process, bool) {
 	for _, p := range c.processes {
 		leads := p.Role == "replica" && p.Holder == leader
 		switch {
-		case p.Role == "replica" && !p.recovers() && busy+1 >= c.replicas, k.on == onLeader && !leads, k.on == onReplica && p.Role != "replica":
+		case p.Role == "replica" && (hush || !p.recovers() && busy+1 >= c.replicas), k.on == onLeader && !leads, k.on == onReplica && p.Role != "replica":
 			continue
 		case (k.name == "hold" || k.name == "overrun") && !leads && p.Role != "worker":
 			continue
@@ -202,9 +206,22 @@ func (c *conductor) seizeTarget(ctx context.Context, k kind) (*process, bool) {
 	return p, p.seize()
 }
 
-// calm reports whether every replica has watched the lease for a while, undisturbed.
-func (c *conductor) calm() bool {
-	return !slices.ContainsFunc(c.processes, func(p *process) bool { return p.Role == "replica" && (p.recovers() || p.since() < 2*c.ttl) })
+// calmly lets no fault befall a replica, waits until all have watched the lease for a while, and then does something. It gives up after a while.
+func (c *conductor) calmly(ctx context.Context, do func()) {
+	hush := func(on bool) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.hush = on
+	}
+	hush(true)
+	defer hush(false)
+	disturbed := func(p *process) bool { return p.Role == "replica" && (p.recovers() || p.since() < 2*c.ttl) }
+	for end := time.Now().Add(12 * c.ttl); slices.ContainsFunc(c.processes, disturbed); pause(ctx, c.ttl/10) {
+		if time.Now().After(end) || ctx.Err() != nil {
+			return
+		}
+	}
+	do()
 }
 
 // tell gives an order to the leader, and takes it back if it has not been followed in a while.

@@ -58,8 +58,8 @@ var kinds = []kind{
 	{"db-stop", onDatabase, 1, served, always, restart("fast")},
 	{"db-crash", onDatabase, 1, served, always, restart("immediate")},
 	{"db-freeze", onDatabase, 1, served, always, freezeDatabase},
-	{"db-clock", onDatabase, 2, clocked, never, stepClock},
-	{"late-step", onDatabase, 2, clocked, never, lateStep},
+	{"db-clock", onDatabase, 1, clocked, never, stepClock},
+	{"late-step", onDatabase, 1, clocked, never, lateStep},
 	{"lock", onDatabase, 2, always, always, lockRow},
 }
 
@@ -195,14 +195,20 @@ func freezeDatabase(c *conductor, ctx context.Context, _ *process) {
 // says; so none does for a while.
 func stepClock(c *conductor, ctx context.Context, _ *process) {
 	steps := []time.Duration{-time.Hour, -2 * c.ttl, -c.ttl / 2, 0, c.ttl / 5, c.ttl / 2, c.ttl, 5 * c.ttl, time.Hour}
-	c.noStarts(3 * c.ttl)
-	c.offset = steps[c.pick(len(steps))]
-	c.server.SetClock(c.t, c.offset)
+	c.calmly(ctx, func() {
+		c.noStarts(3 * c.ttl)
+		c.offset = steps[c.pick(len(steps))]
+		c.server.SetClock(c.t, c.offset)
+	})
 	pause(ctx, 3*c.ttl)
 }
 
 // lateStep steps the clock forward under standbys whose polls have been slow until then, and a leader that is cut off at that moment.
 func lateStep(c *conductor, ctx context.Context, _ *process) {
+	c.calmly(ctx, func() { c.lateStep(ctx) })
+}
+
+func (c *conductor) lateStep(ctx context.Context) {
 	leader := c.leader(ctx)
 	each := func(do func(p *process, leads bool)) {
 		for _, p := range c.processes {
