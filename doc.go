@@ -35,7 +35,9 @@
 // processes share a holder.
 //
 // A step of the database's clock by a third of the TTL or more may cost a leader its term. It never makes two among electors that were
-// watching; but a process that starts right after a step forward can take a lease that is still live.
+// watching; but a process that starts right after a step forward can take a lease that is still live. Claims have no such watch: a step forward
+// lets them run out early, and an item whose worker died while the clock was ahead stays claimed until the clock has caught up. Their saves and
+// fences hold all the same.
 //
 // While anyone keeps the row locked, or SQLite's file, nobody can take the lease. A process frozen inside a transaction keeps SQLite's file locked
 // until it wakes or dies. A statement that runs in a fenced transaction on Postgres keeps the row locked until it ends; if its client is

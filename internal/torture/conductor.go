@@ -33,7 +33,7 @@ type conductor struct {
 	hush     bool      // no fault may befall a replica
 	faults   int64     // begun so far
 
-	offset time.Duration // of the database's clock
+	offset, farthest time.Duration // of the database's clock, now and at its most
 }
 
 func newConductor(ctx context.Context, t testing.TB, o options) *conductor {
@@ -267,6 +267,9 @@ func (c *conductor) supply(ctx context.Context) {
 func (c *conductor) drain() bool {
 	if c.workers == 0 {
 		return true
+	}
+	if c.server != nil && c.clock { // an item whose worker died while that clock was ahead is claimed until it has caught up
+		c.setClock(c.farthest)
 	}
 	ctx, cancel := context.WithTimeout(c.ctx, 60*c.ttl+30*time.Second)
 	defer cancel()

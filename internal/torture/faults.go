@@ -191,14 +191,19 @@ func freezeDatabase(c *conductor, ctx context.Context, _ *process) {
 	c.server.Thaw(c.t)
 }
 
+// setClock sets the database's clock to the machine's and so much more.
+func (c *conductor) setClock(offset time.Duration) {
+	c.offset, c.farthest = offset, max(c.farthest, offset)
+	c.server.SetClock(c.t, offset)
+}
+
 // stepClock steps the database's clock. A process that starts right after a step forward can take a lease that is still live, as the package
 // says; so none does for a while.
 func stepClock(c *conductor, ctx context.Context, _ *process) {
 	steps := []time.Duration{-time.Hour, -2 * c.ttl, -c.ttl / 2, 0, c.ttl / 5, c.ttl / 2, c.ttl, 5 * c.ttl, time.Hour}
 	c.calmly(ctx, func() {
 		c.noStarts(3 * c.ttl)
-		c.offset = steps[c.pick(len(steps))]
-		c.server.SetClock(c.t, c.offset)
+		c.setClock(steps[c.pick(len(steps))])
 	})
 	pause(ctx, 3*c.ttl)
 }
@@ -229,8 +234,7 @@ func (c *conductor) lateStep(ctx context.Context) {
 			p.proxy.Hang()
 		}
 	})
-	c.offset += c.ttl / 2
-	c.server.SetClock(c.t, c.offset)
+	c.setClock(c.offset + c.ttl/2)
 	pause(ctx, c.ttl*3/2)
 	each(func(p *process, leads bool) {
 		if leads {
