@@ -57,7 +57,7 @@ func newConductor(ctx context.Context, t testing.TB, o options) *conductor {
 	return c
 }
 
-// cast makes the processes, which are not started yet. The first two replicas share a holder, as a careless deployment might have it.
+// cast makes the processes, which are not started yet. The first two of several replicas share a holder, as a careless deployment might have it.
 func (c *conductor) cast() {
 	add := func(role, name, holder string) {
 		p := &process{settings: settings{
@@ -71,7 +71,7 @@ func (c *conductor) cast() {
 	}
 	for i := range c.replicas {
 		holder := fmt.Sprintf("r%d", i+1)
-		if i == 1 {
+		if i == 1 && c.replicas > 2 {
 			holder = "r1"
 		}
 		add("replica", fmt.Sprintf("r%d", i+1), holder)
@@ -190,7 +190,8 @@ func (c *conductor) seizeTarget(ctx context.Context, k kind) (*process, bool) {
 	for _, p := range c.processes {
 		leads := p.Role == "replica" && p.Holder == leader
 		switch {
-		case p.Role == "replica" && (hush || !p.recovers() && busy+1 >= c.replicas), k.on == onLeader && !leads, k.on == onReplica && p.Role != "replica":
+		case p.Role == "replica" && (hush || !p.recovers() && busy+1 >= c.replicas), k.on == onLeader && !leads, k.on == onStandby && leads,
+			(k.on == onReplica || k.on == onStandby) && p.Role != "replica":
 			continue
 		case (k.name == "hold" || k.name == "overrun") && !leads && p.Role != "worker":
 			continue

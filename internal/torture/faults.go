@@ -12,6 +12,7 @@ const (
 	onProcess  = "process"  // any
 	onReplica  = "replica"  // any of those
 	onLeader   = "leader"   // the replica that leads
+	onStandby  = "standby"  // one that does not
 	onDatabase = "database" // of which there is one
 )
 
@@ -46,7 +47,7 @@ var kinds = []kind{
 	{"clock", onProcess, 3, always, never, wallClock},
 	{"overrun", onProcess, 3, always, sqliteOnly, overrun},
 	{"late", onReplica, 5, always, never, lateReplies},
-	{"late-take", onReplica, 4, always, never, lateTake},
+	{"late-take", onStandby, 4, always, never, lateTake},
 	{"hold", onProcess, 3, always, sqliteOnly, freezeInTransaction},
 
 	{"hang", onProcess, 5, proxied, never, proxyFault(func(c *conductor, p *process) { p.proxy.Hang() })},
@@ -107,7 +108,7 @@ func resign(c *conductor, ctx context.Context, p *process) {
 // freezeInTransaction freezes a process that has fenced itself, and has written; sometimes it wakes just before the server would end its session,
 // and commits.
 func freezeInTransaction(c *conductor, ctx context.Context, p *process) {
-	lasts := c.between(0.75, 0.98)
+	lasts := c.between(0.88, 0.97)
 	if c.pick(2) == 0 {
 		lasts = c.between(1.05, 2.5)
 	}
@@ -141,11 +142,17 @@ func lateReplies(c *conductor, ctx context.Context, p *process) {
 	p.order("forget", 0)
 }
 
-// lateTake makes the answer to a replica's next takeover late, and then cuts it off, or freezes it: it must not trust what it heard for longer
+// lateTake makes the answer to a standby's next takeover late, and then cuts it off, or freezes it: it must not trust what it heard for longer
 // than the row bears it out.
 func lateTake(c *conductor, ctx context.Context, p *process) {
-	late := c.between(0.3, 0.66)
+	late := c.between(0.5, 0.63)
 	p.order("late-take", late)
+	leader := c.leader(ctx)
+	for _, other := range c.processes {
+		if other.Role == "replica" && other.Holder == leader {
+			other.order("resign", 0)
+		}
+	}
 	taken := p.heard(6 * c.ttl)
 	p.order("forget", 0)
 	switch {

@@ -26,12 +26,12 @@ func TestTheHarnessCatchesEveryBrokenRule(t *testing.T) {
 	if out, err := exec.Command("go", "build", "-tags", "lease_broken", "-o", program, ".").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	for _, tc := range []struct{ rule, backend, faults, violated string }{
-		{"deadline-from-reply", "sqlite", "late-take,kill", "trust"},
-		{"inherited-row", "sqlite", "kill", "trust"},
-		{"early-release", "sqlite", "resign", "trust"},
-		{"fence-without-lock", "postgres", "hold", "fenced"},
-		{"watch-from-sending", "postgres", "late-step", "trust"},
+	for _, tc := range []struct{ rule, backend, faults, replicas, violated string }{
+		{"deadline-from-reply", "sqlite", "late-take", "2", "trust"}, // so that the other one takes over
+		{"inherited-row", "sqlite", "kill", "4", "trust"},
+		{"early-release", "sqlite", "resign", "4", "trust"},
+		{"fence-without-lock", "postgres", "hold", "4", "fenced"},
+		{"watch-from-sending", "postgres", "late-step", "8", "trust"}, // of so many, one polls at the wrong moment
 	} {
 		t.Run(tc.rule, func(t *testing.T) {
 			t.Parallel()
@@ -39,7 +39,7 @@ func TestTheHarnessCatchesEveryBrokenRule(t *testing.T) {
 				t.Skip("no libfaketime to step the server's clock with: apt-get install libfaketime")
 			}
 			cmd := exec.Command(program, "-backend", tc.backend, "-faults", tc.faults, "-duration", "30s", "-seed", "1",
-				"-workers", "0", "-clients", "0", "-out", t.TempDir())
+				"-replicas", tc.replicas, "-workers", "0", "-clients", "0", "-out", t.TempDir())
 			cmd.Env = append(os.Environ(), "LEASE_BROKEN="+tc.rule)
 			out, err := cmd.CombinedOutput()
 			var exit *exec.ExitError
