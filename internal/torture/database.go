@@ -53,10 +53,32 @@ func openBackend(ctx context.Context, t testing.TB, o options, dir string) *data
 			pool.Close()
 		}
 	})
+	if o.dsn != "" {
+		d.borrow(ctx, t)
+	}
 	if err := d.create(ctx); err != nil {
 		t.Fatalf("prepare the database: %v", err)
 	}
 	return d
+}
+
+// borrow makes sure that somebody else's database has nothing that this program makes, and removes that at the end.
+func (d *database) borrow(ctx context.Context, t testing.TB) {
+	tables := []string{"leases", "lease_items", "torture_writes", "torture_effects"}
+	for _, table := range tables {
+		if d.db.WithContext(ctx).Migrator().HasTable(table) {
+			t.Fatalf("the database of -dsn has a table %s already: give it one without", table)
+		}
+	}
+	t.Cleanup(func() {
+		err := d.db.Exec("SELECT pg_drop_replication_slot('torture') FROM pg_replication_slots WHERE slot_name = 'torture'").Error
+		for _, table := range tables {
+			err = errors.Join(err, d.db.Exec("DROP TABLE IF EXISTS "+table).Error)
+		}
+		if err != nil {
+			t.Errorf("clean up the database of -dsn: %v", err)
+		}
+	})
 }
 
 func (d *database) create(ctx context.Context) error {
