@@ -92,7 +92,7 @@ var (
 
 // noText reports whether JSON contains such an escape. An escaped backslash begins none.
 func noText(payload []byte) bool {
-	if !noChar.Match(payload) {
+	if !bytes.Contains(payload, []byte(`\u`)) {
 		return false
 	}
 	return noChar.Match(surrogates.ReplaceAll(bytes.ReplaceAll(payload, []byte(`\\`), []byte("_")), nil))

@@ -188,8 +188,15 @@ func (h *HolderOf[T]) write(ctx context.Context, on *handle, it T, names []strin
 	if w.columns, err = m.columnsOf(names); err != nil {
 		return false, err
 	}
-	if key, given := m.keyOf(ctx, &w.item); given && !reflect.DeepEqual(key, h.hold.key) {
-		return false, invalid("it", "is the row %s, and not %s", label(key), label(h.hold.key))
+	key, given := m.keyOf(ctx, &w.item)
+	switch {
+	case !given:
+		err = m.setKey(ctx, &w.item, h.hold.key)
+	case !reflect.DeepEqual(key, h.hold.key):
+		err = invalid("it", "is the row %s, and not %s", label(key), label(h.hold.key))
+	}
+	if err != nil {
+		return false, err
 	}
 	if own, ok := any(&w.item).(ownRow); ok {
 		now := clockNow(h.now)
@@ -213,9 +220,7 @@ func (h *HolderOf[T]) write(ctx context.Context, on *handle, it T, names []strin
 		m.count.refuse()
 		return false, err
 	}
-	if err := h.number(ctx, w); err != nil {
-		return false, err
-	}
+	h.number(w)
 	ok, err = m.save(ctx, on, w)
 	switch {
 	case err != nil:
@@ -231,7 +236,7 @@ func (h *HolderOf[T]) write(ctx context.Context, on *handle, it T, names []strin
 }
 
 // number makes a write the next one of the row: one that an earlier write of unknown outcome cannot undo, whether that has landed or will.
-func (h *HolderOf[T]) number(ctx context.Context, w *write[T]) error {
+func (h *HolderOf[T]) number(w *write[T]) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	w.from, w.to = h.known, h.tried
@@ -240,7 +245,6 @@ func (h *HolderOf[T]) number(ctx context.Context, w *write[T]) error {
 	done := c.Done
 	*c = *h.items.claimable(&h.item)
 	c.Revision, c.Done = h.tried, done
-	return h.items.setKey(ctx, &w.item, h.hold.key)
 }
 
 // keep makes the columns that were written part of the copy of the row.
