@@ -217,7 +217,7 @@ func BenchmarkDrain(b *testing.B) {
 					&j.CreatedAt, &j.UpdatedAt}
 			},
 			saved: func(j *benchJob) []any {
-				return []any{j.Payload, j.Result, j.Revision + 1, j.Done, j.CreatedAt, time.Now(), j.ID, j.Owner, j.Epoch, j.Revision, j.Revision, j.ID}
+				return []any{j.Payload, j.Result, j.Revision + 1, j.Done, j.CreatedAt, time.Now(), j.ID, j.Owner, j.Epoch, j.Revision, j.Revision}
 			},
 		})
 	})

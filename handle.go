@@ -49,9 +49,8 @@ func open(argument string, db *gorm.DB) (*handle, error) {
 		return nil, err
 	}
 	pool, inTx := primary(db, nil)
-	h := &handle{pool: pool, dialect: d, prefix: prefix, statements: d.statements(prefix + leasesTable), timeout: byHand, inTx: inTx}
-	h.mend = "the table " + h.statements.table + " is missing, or of an older version; EnsureSchema mends that"
-	return h, nil
+	s := d.statements(prefix + leasesTable)
+	return &handle{pool: pool, dialect: d, prefix: prefix, statements: s, timeout: byHand, inTx: inTx, mend: s.mend}, nil
 }
 
 // primary is the pool that GORM would send a write of model to, or the transaction that db is.
@@ -111,7 +110,7 @@ func prefixOf(db *gorm.DB) string {
 var plainPrefix = regexp.MustCompile(`^([A-Za-z_][A-Za-z0-9_]*\.)?[A-Za-z0-9_]{0,50}$`)
 
 func checkPrefix(prefix string) error {
-	if !plainPrefix.MatchString(prefix) || len(prefix) > maxName {
+	if prefix != "" && !plainPrefix.MatchString(prefix) || len(prefix) > maxName {
 		return invalid("prefix", "%q of Tables must be letters, digits and _, at most 50, after at most a schema and a dot", prefix)
 	}
 	return nil

@@ -6,12 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"slices"
 	"sync"
 	"time"
 
 	"gorm.io/gorm"
-	"gorm.io/gorm/schema"
 )
 
 // A Holder is a claim of an [Item].
@@ -46,8 +44,8 @@ func newHolder[T any](ctx context.Context, m *items[T], it T, sent instant, expi
 		saving: make(chan struct{}, 1), running: make(chan struct{}, 1),
 		item: it, known: c.Revision, tried: c.Revision,
 	}
-	h.life = newClaim(h, sent, ttl, machineClock, m.count)
-	m.count.claim(expired)
+	h.life = newClaim(h, sent, ttl, machineClock, m.sql.count)
+	m.sql.count.claim(expired)
 	return h
 }
 
@@ -206,9 +204,6 @@ func (h *HolderOf[T]) write(ctx context.Context, on *handle, it T, names []strin
 		if err := cmp.Or(checkNow(now), own.beforeWrite(now)); err != nil {
 			return false, err
 		}
-		if len(names) > 0 {
-			w.columns = append(w.columns, "updated_at")
-		}
 	}
 	select {
 	case h.saving <- struct{}{}:
@@ -217,7 +212,7 @@ func (h *HolderOf[T]) write(ctx context.Context, on *handle, it T, names []strin
 		return false, context.Cause(ctx)
 	}
 	if err := h.life.ended(); err != nil {
-		m.count.refuse()
+		m.sql.count.refuse()
 		return false, err
 	}
 	h.number(w)
@@ -226,11 +221,9 @@ func (h *HolderOf[T]) write(ctx context.Context, on *handle, it T, names []strin
 	case err != nil:
 		return false, err
 	case !ok:
-		m.count.refuse()
-	case !on.inTx && len(names) == 0:
-		h.keep(ctx, w, func(f *schema.Field) bool { return f.Updatable })
+		m.sql.count.refuse()
 	case !on.inTx:
-		h.keep(ctx, w, func(f *schema.Field) bool { return f.AutoUpdateTime > 0 || slices.Contains(w.columns, f.DBName) })
+		h.keep(ctx, w)
 	}
 	return ok, nil
 }
@@ -248,7 +241,7 @@ func (h *HolderOf[T]) number(w *write[T]) {
 }
 
 // keep makes the columns that were written part of the copy of the row.
-func (h *HolderOf[T]) keep(ctx context.Context, saved *write[T], written func(*schema.Field) bool) {
+func (h *HolderOf[T]) keep(ctx context.Context, saved *write[T]) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	m := h.items
@@ -259,7 +252,7 @@ func (h *HolderOf[T]) keep(ctx context.Context, saved *write[T], written func(*s
 		it := any(&h.item).(*Item)
 		it.Payload, it.UpdatedAt = own.Payload, own.UpdatedAt
 	} else {
-		m.merge(ctx, &h.item, &saved.item, written)
+		m.merge(ctx, &h.item, &saved.item, saved.columns)
 	}
 	*m.claimable(&h.item) = c
 }
@@ -274,7 +267,7 @@ func (h *HolderOf[T]) Fence(tx *gorm.DB) error {
 	}
 	inForce, err := h.items.fence(tx.Statement.Context, on, h.hold, clockNow(h.now))
 	if err == nil && !inForce {
-		h.items.count.refuse()
+		h.items.sql.count.refuse()
 		err = ErrLost
 	}
 	return wrap(op, err)

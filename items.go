@@ -6,6 +6,7 @@ import (
 	"database/sql"
 	"errors"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -68,8 +69,8 @@ WHERE {key} = ?2 AND claim_owner = ?3 AND claim_epoch = ?4{visible} RETURNING cl
 
 	findItemSQL = `SELECT {columns} FROM {table} WHERE {key} = ?1{visible}`
 
-	// The claim before this one, and its earlier saves, cannot match; nor can this save, should it land after a later one.
-	saveGuardSQL = `claim_owner = ? AND claim_epoch = ? AND claim_revision BETWEEN ? AND ?`
+	// The claim before this one, and its earlier saves, cannot match; nor can this save, should it land after a later one. GORM numbers the parameters.
+	saveGuardSQL = `{key} = ? AND claim_owner = ? AND claim_epoch = ? AND claim_revision BETWEEN ? AND ?`
 
 	// The package's own table has no hooks and no soft delete, so that its rows need nothing that GORM does.
 	saveItemSQL = `UPDATE {table} SET payload = ?1, updated_at = ?2, claim_revision = ?3, claim_done = ?4
@@ -91,19 +92,23 @@ type items[T any] struct {
 	schema    *schema.Schema
 	key       *schema.Field
 	claimable func(*T) *Claimable
-	count     *claimCounts
 	sql       *itemStatements
 }
 
 // An itemStatements is the finished SQL on one table as one model maps it, and what else depends on these alone.
 type itemStatements struct {
-	find, peek, take, renew, release, fence, save, saveIn, brief string
+	find, peek, take, renew, release, fence, save, saveIn string
+
+	guard, guardIn []string // of a save through GORM, cut where its parameters belong
 
 	takeFirst                       string                    // takeNext without scopes
 	beforeNext, afterNext           string                    // the parts of takeNext
 	lastNext                        atomic.Pointer[[2]string] // {next} as it was last, and takeNext with it
 	free, order, pickNext, peekNext text
-	saved                           []string // the columns that Save writes
+	read, saved                     []*schema.Field // what {columns} lists; what Save writes
+	assigns                         bool            // by assignments, since no field of the model has a say in how it is updated, but for a soft delete
+	mend                            string
+	count                           *claimCounts
 }
 
 // itemStatementsOf keeps them, since they are needed at every call.
@@ -120,6 +125,21 @@ type text string
 
 // Build implements [clause.Expression].
 func (t text) Build(b clause.Builder) { _, _ = b.WriteString(string(t)) }
+
+// A condition is finished SQL with its parameters in a statement that GORM composes: one after each part but the last.
+type condition struct {
+	parts []string
+	args  []any
+}
+
+// Build implements [clause.Expression].
+func (c condition) Build(b clause.Builder) {
+	for i, arg := range c.args {
+		_, _ = b.WriteString(c.parts[i])
+		b.AddVar(b, arg)
+	}
+	_, _ = b.WriteString(c.parts[len(c.args)])
+}
 
 // openItems checks db and the model, and finds the parts. It sends no SQL.
 func openItems[T any, M Model[T]](db *gorm.DB) (*items[T], error) {
@@ -146,13 +166,11 @@ func openItems[T any, M Model[T]](db *gorm.DB) (*items[T], error) {
 		}
 	}
 	h.pool, h.inTx = primary(db, &model)
-	h.mend = "the table " + m.table() + " is missing, or lacks a column; AutoMigrate mends that"
 	if _, own := any(model).(Item); own {
 		m.name = h.prefix + itemsTable
-		h.mend = "the table " + m.table() + " is missing, or of an older version; EnsureSchema mends that"
 	}
-	m.count = claimCountsOf(m.name)
 	m.finish()
+	h.mend = m.sql.mend
 	return m, nil
 }
 
@@ -166,19 +184,37 @@ func (m *items[T]) finish() {
 			find: finish(findItemSQL), peek: finish(peekItemSQL), take: finish(takeItemSQL), renew: finish(renewItemSQL), release: finish(releaseItemSQL), fence: finish(fencing(m.dialect.fence)),
 			free: text(finish(freeSQL)), order: text(finish(orderSQL)), pickNext: text(finish(pickNextSQL)), peekNext: text(finish(peekNextSQL)),
 			save: finish(saveItemSQL), saveIn: finish(saveItemSQL),
+			mend:  "the table " + key.table + " is missing, or lacks a column; AutoMigrate mends that",
+			count: claimCountsOf(m.name),
+		}
+		if _, own := any((*T)(nil)).(*Item); own {
+			s.mend = "the table " + key.table + " is missing, or of an older version; EnsureSchema mends that"
 		}
 		s.beforeNext, s.afterNext, _ = strings.Cut(finish(takeNextItemSQL), "{next}")
 		s.takeFirst = s.beforeNext + finish("SELECT "+pickNextSQL+" FROM {table} WHERE "+freeSQL+"{visible} ORDER BY "+orderSQL+" FOR UPDATE SKIP LOCKED") + s.afterNext
+		brief := ""
 		if m.dialect.brief != "" {
-			s.brief = "(" + finish(m.dialect.brief) + ") IS NOT NULL"
-			s.saveIn += " AND " + s.brief
+			brief = " AND (" + finish(m.dialect.brief) + ") IS NOT NULL"
+			s.saveIn += brief
 		}
+		for _, part := range strings.Split(saveGuardSQL, "?") {
+			s.guard = append(s.guard, finish(part))
+		}
+		s.guardIn = slices.Clone(s.guard)
+		s.guardIn[len(s.guardIn)-1] += brief
 		for _, name := range m.schema.DBNames {
-			if own(m.schema.FieldsByDBName[name]) {
-				s.saved = append(s.saved, name)
+			f := m.schema.FieldsByDBName[name]
+			if f.Readable {
+				s.read = append(s.read, f)
+			}
+			if own(f) || name == "claim_revision" || name == "claim_done" {
+				s.saved = append(s.saved, f)
 			}
 		}
-		s.saved = append(s.saved, "claim_revision", "claim_done")
+		s.assigns = !slices.ContainsFunc(m.schema.UpdateClauses, func(c clause.Interface) bool {
+			_, soft := c.(gorm.SoftDeleteUpdateClause)
+			return !soft
+		})
 		known, _ = itemStatementsOf.LoadOrStore(key, s)
 	}
 	m.sql = known.(*itemStatements)
@@ -343,7 +379,7 @@ func (m *items[T]) take(ctx context.Context, seen peek, owner, stepID string, tt
 	return it, ok, err
 }
 
-// load runs finished SQL, and makes an item of its one row, if there is one. GORM maps it; amend, if it is not nil, has a look before AfterFind.
+// load runs finished SQL, and makes an item of its one row, if there is one; amend, if it is not nil, has a look before AfterFind.
 func (m *items[T]) load(ctx context.Context, pool gorm.ConnPool, amend func(*T), text string, args ...any) (it T, ok bool, err error) {
 	rows, err := pool.QueryContext(ctx, text, args...)
 	if err != nil {
@@ -353,17 +389,33 @@ func (m *items[T]) load(ctx context.Context, pool gorm.ConnPool, amend func(*T),
 	if !rows.Next() {
 		return it, false, rows.Err()
 	}
-	s := m.session(ctx, pool)
-	if err := cmp.Or(s.ScanRows(rows, &it), rows.Close()); err != nil {
+	if err := cmp.Or(m.scan(ctx, rows, &it), rows.Close()); err != nil {
 		return it, false, err
 	}
 	if amend != nil {
 		amend(&it)
 	}
 	if hook, ok := any(&it).(callbacks.AfterFindInterface); ok && m.schema.AfterFind {
-		err = hook.AfterFind(s)
+		err = hook.AfterFind(m.session(ctx, pool))
 	}
 	return it, true, err
+}
+
+// scan reads a row of {columns} into an item, by the means of GORM.
+func (m *items[T]) scan(ctx context.Context, rows *sql.Rows, it *T) error {
+	values := make([]any, len(m.sql.read))
+	for i, f := range m.sql.read {
+		values[i] = f.NewValuePool.Get()
+	}
+	err := rows.Scan(values...)
+	into := reflect.ValueOf(it).Elem()
+	for i, f := range m.sql.read {
+		if err == nil {
+			err = f.Set(ctx, into, values[i])
+		}
+		f.NewValuePool.Put(values[i])
+	}
+	return err
 }
 
 // A hold is one claim of one item, as its statements name it.

@@ -18,6 +18,7 @@ import (
 	"gorm.io/driver/postgres"
 	"gorm.io/driver/sqlite"
 	"gorm.io/gorm"
+	"gorm.io/gorm/clause"
 	"gorm.io/gorm/schema"
 	"gorm.io/plugin/dbresolver"
 
@@ -280,6 +281,156 @@ func TestOnlyDoneIsWrittenWithoutBeingNamed(t *testing.T) {
 			}
 		}
 	})
+}
+
+func TestAColumnMayBeNamedMoreThanOnce(t *testing.T) {
+	withParcels(t, 1, func(t *testing.T, w *world) {
+		h := w.parcel(t, 1, "A")
+		p := h.Item()
+		p.Weight = 50
+		must(t, h.Save(t.Context(), p, "weight", "Weight", "updated_at", "UpdatedAt", "Done", "claim_done"))
+		if got := stored(t, w.gdb, 1); got.Weight != 50 || asRead(h.Item()) != asRead(got) {
+			t.Errorf("Item is\n%s, and the row\n%s", asRead(h.Item()), asRead(got))
+		}
+	})
+}
+
+// A watched row has every kind of time that GORM keeps up to date, and a column with an odd name.
+type watched struct {
+	ID        string `gorm:"column:i?d"`
+	Text      string `gorm:"column:what? \"text\""`
+	Other     string
+	UpdatedAt time.Time
+	Nanos     int64 `gorm:"autoUpdateTime:nano"`
+	Millis    int64 `gorm:"autoUpdateTime:milli"`
+	Seconds   int64 `gorm:"autoUpdateTime"`
+	Never     int64 `gorm:"autoUpdateTime;<-:create"`
+	lease.Claimable
+}
+
+func TestEverySaveSetsTheTimesOfUpdates(t *testing.T) {
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		at := noon
+		gdb := db.Open(t, &gorm.Config{NowFunc: func() time.Time { return at }})
+		must(t, gdb.AutoMigrate(&watched{}))
+		must(t, gdb.Create(&watched{ID: "a"}).Error)
+		h, err := lease.ClaimAs[watched](t.Context(), gdb, "a", "A", "", time.Minute, nil)
+		must(t, err)
+		for i, columns := range [][]string{nil, {"Text"}, {"Text", "Nanos"}, {"Done"}} {
+			at = noon.Add(time.Duration(i+1) * time.Hour)
+			row := h.Item()
+			row.Text, row.Other = fmt.Sprint("saved ", i), "once"
+			row.Millis, row.UpdatedAt = 7, time.Time{}
+			must(t, h.Save(t.Context(), row, columns...))
+			var got watched
+			must(t, gdb.Take(&got).Error)
+			if !got.UpdatedAt.Equal(at) || got.Nanos != at.UnixNano() || got.Millis != at.UnixMilli() || got.Seconds != at.Unix() || got.Never != noon.Unix() {
+				t.Errorf("save %d, of %q: it was updated at %+v, not %v", i, columns, got, at)
+			}
+			if want := fmt.Sprint("saved ", min(i, 2)); got.Text != want || got.Other != "once" {
+				t.Errorf("save %d, of %q: the texts are %q and %q", i, columns, got.Text, got.Other)
+			}
+			item := h.Item()
+			item.UpdatedAt, item.Claimable = got.UpdatedAt, got.Claimable
+			if item != got || !h.Item().UpdatedAt.Equal(at) {
+				t.Errorf("save %d, of %q: Item is\n%+v, and the row\n%+v", i, columns, h.Item(), got)
+			}
+		}
+	})
+}
+
+// A version is a column that counts its row's updates, in the way of GORM's optimistic locks.
+type version int64
+
+func (version) UpdateClauses(f *schema.Field) []clause.Interface {
+	return []clause.Interface{counting{f}}
+}
+
+type counting struct{ field *schema.Field }
+
+func (counting) Name() string               { return "" }
+func (counting) Build(clause.Builder)       {}
+func (counting) MergeClause(*clause.Clause) {}
+func (c counting) ModifyStatement(s *gorm.Statement) {
+	if _, counted := s.Clauses["counted"]; counted {
+		return
+	}
+	s.Clauses["counted"] = clause.Clause{}
+	values := map[string]any{}
+	selected, _ := s.SelectAndOmitColumns(false, true)
+	for name, f := range s.Schema.FieldsByDBName {
+		if selected[name] {
+			values[name], _ = f.ValueOf(s.Context, s.ReflectValue)
+		}
+	}
+	values[c.field.DBName] = gorm.Expr(c.field.DBName + " + 1")
+	s.Dest = values
+}
+
+type counted struct {
+	ID      int
+	Text    string
+	Version version
+	lease.Claimable
+}
+
+func TestAFieldWithAWayOfItsOwnToBeUpdatedIsUpdatedSo(t *testing.T) {
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := db.Open(t)
+		must(t, gdb.AutoMigrate(&counted{}))
+		must(t, gdb.Create(&counted{ID: 1}).Error)
+		h, err := lease.ClaimAs[counted](t.Context(), gdb, 1, "A", "", time.Minute, nil)
+		must(t, err)
+		for i := range 3 {
+			row := h.Item()
+			row.Text = fmt.Sprint(i)
+			must(t, h.Save(t.Context(), row))
+			var got counted
+			must(t, gdb.Take(&got).Error)
+			if got.Text != row.Text || got.Version != version(i+1) {
+				t.Errorf("after %d saves the row is %+v", i+1, got)
+			}
+		}
+	})
+}
+
+// An editing plugin notes who edits a parcel, also when the caller does not name the column.
+type editing struct{}
+
+func (editing) Name() string { return "editing" }
+func (editing) Initialize(db *gorm.DB) error {
+	return db.Callback().Update().Before("gorm:update").Register("editing", func(db *gorm.DB) {
+		if len(db.Statement.Selects) > 0 {
+			db.Statement.Selects = append(db.Statement.Selects, "owner")
+		}
+		db.Statement.SetColumn("owner", "the plugin")
+	})
+}
+
+func TestPluginsHaveTheirSayInASaveOfAModel(t *testing.T) {
+	for how, use := range map[string]func(*gorm.DB) error{
+		"a plugin":   func(db *gorm.DB) error { return db.Use(editing{}) },
+		"a callback": editing{}.Initialize,
+	} {
+		t.Run(how, func(t *testing.T) {
+			withParcels(t, 1, func(t *testing.T, w *world) {
+				clean := w.gdb
+				w.gdb = w.db.Open(t)
+				must(t, use(w.gdb))
+				h := w.parcel(t, 1, "A")
+				p := h.Item()
+				p.Weight = 50
+				if how == "a plugin" {
+					must(t, h.Save(t.Context(), p, "Weight"))
+				} else {
+					must(t, h.Save(t.Context(), p))
+				}
+				if got := stored(t, clean, 1); got.Weight != 50 || got.Owner != "the plugin" {
+					t.Errorf("the row is %s", asRead(got))
+				}
+			})
+		})
+	}
 }
 
 func TestAColumnThatIsNotForSaveToWriteIsInvalid(t *testing.T) {

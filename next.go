@@ -12,15 +12,17 @@ import (
 	"gorm.io/gorm/clause"
 )
 
-// alone reports whether the caller's plugins have no say in which items there are.
-func (m *items[T]) alone() bool {
-	_, own := any(new(T)).(*Item)
+// plugged reports whether plugins of the caller's may have a say in what GORM sends for a model of the caller's.
+func (m *items[T]) plugged() bool {
+	if _, own := any((*T)(nil)).(*Item); own {
+		return false
+	}
 	for name := range m.db.Plugins {
-		if name != "gorm:db_resolver" && name != tablesPlugin("").Name() && !own {
-			return false
+		if name != "gorm:db_resolver" && name != tablesPlugin("").Name() {
+			return true
 		}
 	}
-	return true
+	return false
 }
 
 // takeNext claims the item that waited longest and that nobody else is about to take, and returns it, and who owned it before. One UPDATE.
@@ -31,7 +33,7 @@ func (m *items[T]) takeNext(ctx context.Context, owner, stepID string, ttl time.
 	}
 	err = m.attempt(ctx, func(ctx context.Context, pool gorm.ConnPool) error {
 		args := []any{clockArg(now), owner, stepID, ttlMicros(ttl)}
-		if len(scopes) == 0 && m.alone() {
+		if len(scopes) == 0 && !m.plugged() {
 			it, ok, err = m.load(ctx, pool, amend, m.sql.takeFirst, args...)
 			return err
 		}

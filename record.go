@@ -97,6 +97,7 @@ const (
 // statements is the SQL on one table of one dialect. Each text is sent by one method of handle below.
 type statements struct {
 	name, table string // the table, plain and quoted
+	mend        string // what to do if it is missing
 
 	poll, list, seed, take, renew, releaseHeld, releaseTerm, fence string
 }
@@ -151,7 +152,7 @@ func (d *dialect) statements(table string) *statements {
 		})
 	}
 	known, _ := statementsOf.LoadOrStore(key, &statements{
-		name: table, table: quoted,
+		name: table, table: quoted, mend: "the table " + quoted + " is missing, or of an older version; EnsureSchema mends that",
 		poll: text(pollSQL), list: text(listSQL), seed: text(seedSQL), take: text(takeSQL), renew: text(renewSQL),
 		releaseHeld: text(releaseHeldSQL), releaseTerm: text(releaseTermSQL), fence: text(fencing(d.fence)),
 	})

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"reflect"
 	"slices"
+	"time"
 
 	"gorm.io/gorm"
 	"gorm.io/gorm/clause"
@@ -15,7 +16,7 @@ import (
 type write[T any] struct {
 	hold
 	item     T
-	columns  []string
+	columns  []*schema.Field
 	from, to int64 // the revisions that the row may have
 }
 
@@ -35,16 +36,21 @@ func (m *items[T]) save(ctx context.Context, on *handle, w *write[T]) (ok bool, 
 
 // update is a save through GORM.
 func (m *items[T]) update(ctx context.Context, on *handle, w *write[T]) (ok bool, err error) {
+	guard := condition{m.sql.guard, []any{w.key, w.owner, w.epoch, w.from, w.to}}
+	if on.inTx {
+		guard.parts = m.sql.guardIn
+	}
 	var it T
 	err = on.attempt(ctx, func(ctx context.Context, pool gorm.ConnPool) error {
 		it = w.item
 		update := func(s *gorm.DB) error {
-			s = s.Model(&it).Where(clause.Eq{Column: clause.Column{Table: clause.CurrentTable, Name: m.key.DBName}, Value: w.key}).
-				Where(saveGuardSQL, w.owner, w.epoch, w.from, w.to)
-			if on.inTx && m.sql.brief != "" {
-				s = s.Where(text(m.sql.brief))
+			s = s.Model(&it)
+			s.Statement.Clauses["WHERE"] = clause.Clause{Name: "WHERE", Expression: clause.Where{Exprs: []clause.Expression{guard}}}
+			if m.sql.assigns && !m.plugged() {
+				s.Statement.Clauses["SET"] = clause.Clause{Name: "SET", Expression: assignments(w.columns)}
+			} else {
+				s = s.Select(namesOf(w.columns))
 			}
-			s = s.Select(w.columns)
 			if len(m.schema.Relationships.Relations) > 0 {
 				s = s.Omit(clause.Associations)
 			}
@@ -72,9 +78,44 @@ func (m *items[T]) update(ctx context.Context, on *handle, w *write[T]) (ok bool
 	return ok, err
 }
 
+// An assignments is the SET of an UPDATE: these fields of the statement's model, as its hooks left it, and the time for those that GORM keeps
+// up to date. GORM composes the same out of maps of all columns, which costs as much as half of the round trip.
+type assignments []*schema.Field
+
+// Build implements [clause.Expression].
+func (a assignments) Build(b clause.Builder) {
+	s := b.(*gorm.Statement)
+	for i, f := range a {
+		if i > 0 {
+			_ = b.WriteByte(',')
+		}
+		b.WriteQuoted(f.DBName)
+		_ = b.WriteByte('=')
+		value, _ := f.ValueOf(s.Context, s.ReflectValue)
+		if f.AutoUpdateTime > 0 {
+			value = updateTime(f, s.DB.NowFunc())
+			_ = s.AddError(f.Set(s.Context, s.ReflectValue, value))
+		}
+		b.AddVar(b, value)
+	}
+}
+
+// updateTime is the time of an update, as a field keeps it.
+func updateTime(f *schema.Field, now time.Time) any {
+	switch f.AutoUpdateTime {
+	case schema.UnixNanosecond:
+		return now.UnixNano()
+	case schema.UnixMillisecond:
+		return now.UnixMilli()
+	case schema.UnixSecond:
+		return now.Unix()
+	}
+	return now
+}
+
 // plain is the item, if it is one of the package's own table, of which the columns are all that Save writes.
-func plain(it any, columns []string) *Item {
-	if own, ok := it.(*Item); ok && slices.Contains(columns, "payload") {
+func plain(it any, columns []*schema.Field) *Item {
+	if own, ok := it.(*Item); ok && slices.ContainsFunc(columns, func(f *schema.Field) bool { return f.DBName == "payload" }) {
 		return own
 	}
 	return nil
@@ -83,7 +124,8 @@ func plain(it any, columns []string) *Item {
 var errNotSaved = errors.New("not saved")
 
 // columnsOf resolves the columns that Save is told to write, by their names in the table or in Go; all of the model's own if it is told none.
-func (m *items[T]) columnsOf(names []string) (columns []string, err error) {
+// The times that GORM keeps up to date are always among them.
+func (m *items[T]) columnsOf(names []string) (columns []*schema.Field, err error) {
 	if len(names) == 0 {
 		return m.sql.saved, nil
 	}
@@ -98,20 +140,32 @@ func (m *items[T]) columnsOf(names []string) (columns []string, err error) {
 			return nil, invalid("columns", "%q is none of the table %s", name, m.name)
 		case !own(f):
 			return nil, invalid("columns", "%q is not for Save to write", name)
-		default:
-			columns = append(columns, f.DBName)
+		case !slices.Contains(columns, f):
+			columns = append(columns, f)
 		}
 	}
-	return append(columns, "claim_revision", "claim_done"), nil
+	_, item := any(new(T)).(ownRow)
+	for _, f := range m.sql.saved {
+		f = m.schema.FieldsByDBName[f.DBName]
+		if (f.AutoUpdateTime > 0 || ofClaim(f) || item && f.DBName == "updated_at") && !slices.Contains(columns, f) {
+			columns = append(columns, f)
+		}
+	}
+	return columns, nil
+}
+
+func namesOf(columns []*schema.Field) (names []string) {
+	for _, f := range columns {
+		names = append(names, f.DBName)
+	}
+	return names
 }
 
 // merge copies some fields of one item to another.
-func (m *items[T]) merge(ctx context.Context, into, from *T, which func(*schema.Field) bool) {
+func (m *items[T]) merge(ctx context.Context, into, from *T, fields []*schema.Field) {
 	dst, src := reflect.ValueOf(into).Elem(), reflect.ValueOf(from).Elem()
-	for _, name := range m.schema.DBNames {
-		if f := m.schema.FieldsByDBName[name]; which(f) {
-			f.ReflectValueOf(ctx, dst).Set(f.ReflectValueOf(ctx, src))
-		}
+	for _, f := range fields {
+		f.ReflectValueOf(ctx, dst).Set(f.ReflectValueOf(ctx, src))
 	}
 }
 
