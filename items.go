@@ -95,20 +95,22 @@ type items[T any] struct {
 	sql       *itemStatements
 }
 
-// An itemStatements is the finished SQL on one table as one model maps it, and what else depends on these alone.
+// An itemStatements is what depends on a table, and on how a model maps it, alone: the finished SQL, and the columns.
 type itemStatements struct {
-	find, peek, take, renew, release, fence, save, saveIn string
-
-	guard, guardIn []string // of a save through GORM, cut where its parameters belong
+	find, peek, take, renew, release, fence string
 
 	takeFirst                       string                    // takeNext without scopes
 	beforeNext, afterNext           string                    // the parts of takeNext
 	lastNext                        atomic.Pointer[[2]string] // {next} as it was last, and takeNext with it
-	free, order, pickNext, peekNext text
-	read, saved                     []*schema.Field // what {columns} lists; what Save writes
-	assigns                         bool            // by assignments, since no field of the model has a say in how it is updated, but for a soft delete
-	mend                            string
-	count                           *claimCounts
+	free, order, pickNext, peekNext composed
+
+	save, saveIn   string   // of an Item, also in the caller's transaction
+	guard, guardIn []string // of a save through GORM, cut where its parameters belong
+	assigns        bool     // whether that may bring assignments: no field has a say in how it is updated, unless it is a soft delete
+
+	read, saved []*schema.Field // what {columns} lists; what Save writes
+	mend        string
+	count       *claimCounts
 }
 
 // itemStatementsOf keeps them, since they are needed at every call.
@@ -120,11 +122,11 @@ type itemStatementsKey struct {
 	table, columns, visible string
 }
 
-// A text is finished SQL in a statement that GORM composes.
-type text string
+// A composed is finished SQL in a statement that GORM composes.
+type composed string
 
 // Build implements [clause.Expression].
-func (t text) Build(b clause.Builder) { _, _ = b.WriteString(string(t)) }
+func (c composed) Build(b clause.Builder) { _, _ = b.WriteString(string(c)) }
 
 // A condition is finished SQL with its parameters in a statement that GORM composes: one after each part but the last.
 type condition struct {
@@ -169,55 +171,59 @@ func openItems[T any, M Model[T]](db *gorm.DB) (*items[T], error) {
 	if _, own := any(model).(Item); own {
 		m.name = h.prefix + itemsTable
 	}
-	m.finish()
+	m.sql = m.finished()
 	h.mend = m.sql.mend
 	return m, nil
 }
 
-// finish finds the finished statements, or finishes them.
-func (m *items[T]) finish() {
+// finished finds what was finished before, or finishes it.
+func (m *items[T]) finished() *itemStatements {
 	key := itemStatementsKey{m.schema.ModelType, m.dialect, m.table(), strings.Join(m.schema.DBNames, ","), m.visible()}
 	known, ok := itemStatementsOf.Load(key)
 	if !ok {
-		finish := func(sql string) string { return m.text(sql, key.visible) }
-		s := &itemStatements{
-			find: finish(findItemSQL), peek: finish(peekItemSQL), take: finish(takeItemSQL), renew: finish(renewItemSQL), release: finish(releaseItemSQL), fence: finish(fencing(m.dialect.fence)),
-			free: text(finish(freeSQL)), order: text(finish(orderSQL)), pickNext: text(finish(pickNextSQL)), peekNext: text(finish(peekNextSQL)),
-			save: finish(saveItemSQL), saveIn: finish(saveItemSQL),
-			mend:  "the table " + key.table + " is missing, or lacks a column; AutoMigrate mends that",
-			count: claimCountsOf(m.name),
-		}
-		if _, own := any((*T)(nil)).(*Item); own {
-			s.mend = "the table " + key.table + " is missing, or of an older version; EnsureSchema mends that"
-		}
-		s.beforeNext, s.afterNext, _ = strings.Cut(finish(takeNextItemSQL), "{next}")
-		s.takeFirst = s.beforeNext + finish("SELECT "+pickNextSQL+" FROM {table} WHERE "+freeSQL+"{visible} ORDER BY "+orderSQL+" FOR UPDATE SKIP LOCKED") + s.afterNext
-		brief := ""
-		if m.dialect.brief != "" {
-			brief = " AND (" + finish(m.dialect.brief) + ") IS NOT NULL"
-			s.saveIn += brief
-		}
-		for _, part := range strings.Split(saveGuardSQL, "?") {
-			s.guard = append(s.guard, finish(part))
-		}
-		s.guardIn = slices.Clone(s.guard)
-		s.guardIn[len(s.guardIn)-1] += brief
-		for _, name := range m.schema.DBNames {
-			f := m.schema.FieldsByDBName[name]
-			if f.Readable {
-				s.read = append(s.read, f)
-			}
-			if own(f) || name == "claim_revision" || name == "claim_done" {
-				s.saved = append(s.saved, f)
-			}
-		}
-		s.assigns = !slices.ContainsFunc(m.schema.UpdateClauses, func(c clause.Interface) bool {
-			_, soft := c.(gorm.SoftDeleteUpdateClause)
-			return !soft
-		})
-		known, _ = itemStatementsOf.LoadOrStore(key, s)
+		known, _ = itemStatementsOf.LoadOrStore(key, m.finish(key.visible))
 	}
-	m.sql = known.(*itemStatements)
+	return known.(*itemStatements)
+}
+
+func (m *items[T]) finish(visible string) *itemStatements {
+	text := func(sql string) string { return m.text(sql, visible) }
+	s := &itemStatements{
+		find: text(findItemSQL), peek: text(peekItemSQL), take: text(takeItemSQL),
+		renew: text(renewItemSQL), release: text(releaseItemSQL), fence: text(fencing(m.dialect.fence)),
+		free: composed(text(freeSQL)), order: composed(text(orderSQL)), pickNext: composed(text(pickNextSQL)), peekNext: composed(text(peekNextSQL)),
+		save: text(saveItemSQL), saveIn: text(saveItemSQL),
+		mend:  "the table " + m.table() + " is missing, or lacks a column; AutoMigrate mends that",
+		count: claimCountsOf(m.name),
+	}
+	if _, own := any((*T)(nil)).(*Item); own {
+		s.mend = "the table " + m.table() + " is missing, or of an older version; EnsureSchema mends that"
+	}
+	s.beforeNext, s.afterNext, _ = strings.Cut(text(takeNextItemSQL), "{next}")
+	s.takeFirst = s.takeNext(text("SELECT " + pickNextSQL + " FROM {table} WHERE " + freeSQL + "{visible} ORDER BY " + orderSQL + " FOR UPDATE SKIP LOCKED"))
+	for _, part := range strings.Split(saveGuardSQL, "?") {
+		s.guard = append(s.guard, text(part))
+	}
+	s.guardIn = slices.Clone(s.guard)
+	if m.dialect.brief != "" {
+		brief := " AND (" + text(m.dialect.brief) + ") IS NOT NULL"
+		s.saveIn += brief
+		s.guardIn[len(s.guardIn)-1] += brief
+	}
+	for _, name := range m.schema.DBNames {
+		f := m.schema.FieldsByDBName[name]
+		if f.Readable {
+			s.read = append(s.read, f)
+		}
+		if own(f) || name == "claim_revision" || name == "claim_done" {
+			s.saved = append(s.saved, f)
+		}
+	}
+	s.assigns = !slices.ContainsFunc(m.schema.UpdateClauses, func(c clause.Interface) bool {
+		_, soft := c.(gorm.SoftDeleteUpdateClause)
+		return !soft
+	})
+	return s
 }
 
 // takeNext is the statement with the query for the item in it; mostly the same as before.

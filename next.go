@@ -82,7 +82,7 @@ func (m *items[T]) peekNext(ctx context.Context, now time.Time, scopes []func(*g
 
 // next is the query, on a session, for the items that may be claimed, the one that waited longest first. Scopes narrow it: of what they add, the
 // conditions and the joins count. The first of its parameters is the clock's.
-func (m *items[T]) next(s *gorm.DB, columns text, scopes []func(*gorm.DB) *gorm.DB) (*gorm.DB, error) {
+func (m *items[T]) next(s *gorm.DB, columns composed, scopes []func(*gorm.DB) *gorm.DB) (*gorm.DB, error) {
 	next := s.Model(new(T))
 	clauses := next.Statement.Clauses
 	clauses["SELECT"] = clause.Clause{Name: "SELECT", Expression: columns} // instead of what GORM would select, for a join as well
