@@ -23,8 +23,8 @@ bench: ## what renewals, saves and claims cost, beside the same statements throu
 	go test -run '^$$' -bench . .
 
 torture: ## ten minutes of every fault on each database; checks what came of it
-	go run ./internal/torture -backend sqlite -duration 10m
-	go run ./internal/torture -backend postgres -duration 10m
+	go run ./internal/torture -backend sqlite -duration 10m -ttl 800ms
+	go run ./internal/torture -backend postgres -duration 10m -ttl 800ms
 
 # A seed that is always the same, and a fresh one.
 torture-brief: ## a minute of every fault on each database, twice

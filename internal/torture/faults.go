@@ -38,30 +38,30 @@ func clocked(d *database) bool    { return d.server != nil && d.clock }
 
 // kinds is every fault that there is.
 var kinds = []kind{
-	{"kill", onProcess, 6, always, never, kill},
-	{"freeze", onProcess, 6, always, sqliteOnly, freeze}, // perhaps with SQLite's lock in hand
-	{"stop", onProcess, 4, always, never, stopPolitely},
-	{"resign", onLeader, 3, always, never, resign},
-	{"return", onLeader, 1, always, never, func(c *conductor, ctx context.Context, p *process) { c.tell(ctx, p, "return", 0) }},
-	{"exhaust", onLeader, 2, always, never, func(c *conductor, ctx context.Context, p *process) { c.tell(ctx, p, "exhaust", c.between(0.5, 1.5)) }},
-	{"clock", onProcess, 3, always, never, wallClock},
-	{"overrun", onProcess, 3, always, sqliteOnly, overrun},
-	{"late", onReplica, 5, always, never, lateReplies},
-	{"late-take", onStandby, 4, always, never, lateTake},
-	{"hold", onProcess, 3, always, sqliteOnly, freezeInTransaction},
+	{"kill", onProcess, 12, always, never, kill},
+	{"freeze", onProcess, 12, always, sqliteOnly, freeze}, // perhaps with SQLite's lock in hand
+	{"stop", onProcess, 8, always, never, stopPolitely},
+	{"resign", onLeader, 6, always, never, resign},
+	{"return", onLeader, 2, always, never, func(c *conductor, ctx context.Context, p *process) { c.tell(ctx, p, "return", 0) }},
+	{"exhaust", onLeader, 4, always, never, func(c *conductor, ctx context.Context, p *process) { c.tell(ctx, p, "exhaust", c.between(0.5, 1.5)) }},
+	{"clock", onProcess, 6, always, never, wallClock},
+	{"overrun", onProcess, 6, always, sqliteOnly, overrun},
+	{"late", onReplica, 10, always, never, lateReplies},
+	{"late-take", onStandby, 8, always, never, lateTake},
+	{"hold", onProcess, 6, always, sqliteOnly, freezeInTransaction},
 
-	{"hang", onProcess, 5, proxied, never, proxyFault(func(c *conductor, p *process) { p.proxy.Hang() })},
-	{"hang-existing", onProcess, 2, proxied, never, proxyFault(func(c *conductor, p *process) { p.proxy.HangExisting() })},
-	{"drop-replies", onProcess, 4, proxied, never, proxyFault(func(c *conductor, p *process) { p.proxy.DropReplies() })},
-	{"delay-replies", onProcess, 4, proxied, never, proxyFault(func(c *conductor, p *process) { p.proxy.DelayReplies(c.between(0.05, 1.2)) })},
-	{"reset", onProcess, 3, proxied, never, proxyFault(func(c *conductor, p *process) { p.proxy.Reset() })},
+	{"hang", onProcess, 10, proxied, never, proxyFault(func(c *conductor, p *process) { p.proxy.Hang() })},
+	{"hang-existing", onProcess, 4, proxied, never, proxyFault(func(c *conductor, p *process) { p.proxy.HangExisting() })},
+	{"drop-replies", onProcess, 8, proxied, never, proxyFault(func(c *conductor, p *process) { p.proxy.DropReplies() })},
+	{"delay-replies", onProcess, 8, proxied, never, proxyFault(func(c *conductor, p *process) { p.proxy.DelayReplies(c.between(0.05, 1.2)) })},
+	{"reset", onProcess, 6, proxied, never, proxyFault(func(c *conductor, p *process) { p.proxy.Reset() })},
 
-	{"db-stop", onDatabase, 1, served, always, restart("fast")},
-	{"db-crash", onDatabase, 1, served, always, restart("immediate")},
-	{"db-freeze", onDatabase, 1, served, always, freezeDatabase},
+	{"db-stop", onDatabase, 2, served, always, restart("fast")},
+	{"db-crash", onDatabase, 2, served, always, restart("immediate")},
+	{"db-freeze", onDatabase, 2, served, always, freezeDatabase},
 	{"db-clock", onDatabase, 1, clocked, never, stepClock},
 	{"late-step", onDatabase, 1, clocked, never, lateStep},
-	{"lock", onDatabase, 2, always, always, lockRow},
+	{"lock", onDatabase, 4, always, always, lockRow},
 }
 
 func faultNames() (names []string) {
