@@ -1,7 +1,6 @@
 package main
 
 import (
-	"io"
 	"strings"
 	"testing"
 )
@@ -59,21 +58,5 @@ func TestATickThatWasReportedButIsNotInTheTableIsSeen(t *testing.T) {
 		if checkReported(terms, reported) == nil {
 			t.Errorf("%v reported ticks are fine", reported)
 		}
-	}
-}
-
-func TestBadArgumentsAreRefusedWithoutRepeatingTheDataSource(t *testing.T) {
-	for _, args := range []string{"-ttl=0s", "-ttl=-1s", "-ttl=299ms", "-ttl=x", "-nonsense", "stray", "-dsn=lease.db", "-dsn=postgres://u:secret@h:port/d"} {
-		var stderr strings.Builder
-		if _, err := parse([]string{args}, &stderr); err == nil || stderr.Len() == 0 {
-			t.Errorf("%s: the error is %v, and stderr says %q", args, err, stderr.String())
-		}
-		if strings.Contains(stderr.String(), "secret") {
-			t.Errorf("%s: stderr says %q", args, stderr.String())
-		}
-	}
-	o, err := parse([]string{"-ttl", "300ms", "-dsn", "host=localhost dbname=test"}, io.Discard)
-	if err != nil || o.ttl != minTTL {
-		t.Errorf("good arguments: %v, %v", o, err)
 	}
 }

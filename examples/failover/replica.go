@@ -2,17 +2,12 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"os"
-	"os/signal"
-	"sync"
-	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -28,78 +23,14 @@ const (
 
 // A replica campaigns for the lease. While it leads, it writes ticks.
 type replica struct {
-	settings
-	db *gorm.DB
-
-	mu  sync.Mutex // guards out
-	out *json.Encoder
+	db   *gorm.DB
+	name string
+	ttl  time.Duration // how long a replica that vanished keeps the lease
+	tell func(event)   // as others would log
 }
 
-// settings come from the parent over stdin: a data source may hold a password, and arguments and environments are for all to see.
-type settings struct {
-	Name  string
-	TTL   time.Duration
-	Where location
-}
-
-// An event is one line that a replica writes to its parent.
-type event struct {
-	Kind     kind
-	Epoch    int64  `json:",omitempty"`
-	Sequence int64  `json:",omitempty"`
-	Detail   string `json:",omitempty"`
-
-	from *process  // filled in by the parent
-	at   time.Time // likewise: when it was read
-}
-
-type kind string
-
-const (
-	ready     kind = "ready"     // Detail: the address of its metrics
-	leads     kind = "leads"     // its work began, in term Epoch
-	ticked    kind = "ticked"    // a tick was committed
-	troubled  kind = "troubled"  // a tick was not, although the term is not over; Detail: the error
-	ended     kind = "ended"     // the work's context was cancelled; Detail: the cause
-	committed kind = "committed" // the last write, after that, was committed
-	refused   kind = "refused"   // the last write was refused by the fence; Detail: the error
-	failed    kind = "failed"    // the last write failed otherwise; Detail: the error
-	stopped   kind = "stopped"   // Run has returned: the lease is released
-	exited    kind = "exited"    // made by the parent: the process is gone; Detail: how
-)
-
-// replicaMain is what a replica's process runs. It returns the exit status.
-func replicaMain() int {
-	// Ctrl-C reaches every process of the terminal; how a replica ends is its parent's business.
-	signal.Ignore(os.Interrupt, syscall.SIGHUP)
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-	defer stop()
-
-	r := &replica{out: json.NewEncoder(os.Stdout)}
-	err := json.NewDecoder(os.Stdin).Decode(&r.settings)
-	if err == nil {
-		go exitWithParent()
-		err = r.run(ctx)
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	return 0
-}
-
-// exitWithParent waits for the end of stdin, which comes when the parent dies, in whatever way.
-func exitWithParent() {
-	_, _ = io.Copy(io.Discard, os.Stdin)
-	os.Exit(1)
-}
-
-// run is what any service with a leader does: open the database, serve the metrics, campaign until ctx ends.
-func (r *replica) run(ctx context.Context) (err error) {
-	if r.db, err = r.Where.open(ctx); err != nil {
-		return err
-	}
-	defer closeDB(r.db)
+// run is what any service with a leader does: serve the metrics, campaign until ctx ends.
+func (r *replica) run(ctx context.Context) error {
 	address, err := serveMetrics()
 	if err != nil {
 		return err
@@ -109,8 +40,8 @@ func (r *replica) run(ctx context.Context) (err error) {
 	elector := &lease.Elector{
 		DB:     r.db,
 		Name:   leaseName,
-		Holder: r.Name, // "" would do; names read better here
-		TTL:    r.TTL,
+		Holder: r.name, // "" would do; names read better here
+		TTL:    r.ttl,
 		Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	}
 	if err := elector.Run(ctx, r.work); err != nil {
@@ -164,17 +95,8 @@ func (r *replica) lastWrite(term lease.Term, sequence int64) {
 func (r *replica) write(ctx context.Context, sequence int64) error {
 	return lease.Transaction(ctx, r.db, func(tx *gorm.DB) error {
 		term, _ := lease.TermFrom(ctx)
-		return appendTick(tx, Tick{Replica: r.Name, Epoch: term.Epoch, Sequence: sequence})
+		return appendTick(tx, Tick{Replica: r.name, Epoch: term.Epoch, Sequence: sequence})
 	})
-}
-
-// tell reports to the parent. A parent that is gone ends this process through SIGPIPE.
-func (r *replica) tell(e event) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if err := r.out.Encode(e); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-	}
 }
 
 // serveMetrics serves /metrics on a free port of this machine, for as long as the process lives, and returns the address.

@@ -5,54 +5,55 @@ import (
 	"fmt"
 	"time"
 
-	"gorm.io/gorm"
+	"github.com/sqllease/lease/examples/internal/stage"
 )
 
 // A demo directs the workers and tells what they do. One goroutine, run's, owns all of it.
 type demo struct {
-	ttl   time.Duration
-	where location
-	db    *gorm.DB
-	out   *timeline
+	stage.Run
+	cast *stage.Cast[event, notes]
 
-	events  chan event
-	workers []*process      // in the order of their start; those that are gone stay
-	orders  map[uint]*track // all that came in
-	fates   map[uint]fate   // of the orders with a hitch
+	orders map[uint]*track // all that came in
+	fates  map[uint]fate   // of the orders with a hitch
+}
+
+type (
+	process = stage.Process[notes]
+	report  = stage.Report[event, notes]
+)
+
+// notes are what the demo keeps in mind about a worker.
+type notes struct {
+	ready bool
+	ended event // how its newest claim ended that was not completed
 }
 
 // A track is an order as its parent sees it.
 type track struct {
-	current event // the long part of the newest claim began; from is nil before that of the first
-	done    bool  // its invoice is committed
-	refused int   // invoices, by the fence
+	current report // the long part of the newest claim began; From is nil before that of the first
+	done    bool   // its invoice is committed
+	refused int    // invoices, by the fence
 }
 
-func newDemo(ttl time.Duration, where location, db *gorm.DB, out *timeline) *demo {
-	return &demo{ttl: ttl, where: where, db: db, out: out, events: make(chan event, 100), orders: map[uint]*track{}, fates: map[uint]fate{}}
+func newDemo(run stage.Run) *demo {
+	d := &demo{Run: run, orders: map[uint]*track{}, fates: map[uint]fate{}}
+	d.cast = stage.NewCast(run, d.handle)
+	return d
 }
 
 // run plays every scene and then judges what was written.
 func (d *demo) run(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx) // ends the forwarding of events, too
-	defer cancel()
-	d.out.title("One table of orders, three workers, TTL %v. %v.\n"+
-		"A worker claims an order, saves its total, takes its time, and commits the invoice and the order's new state together.", d.ttl, d.where)
-	scenes := []struct {
-		title string
-		play  func(context.Context) error
-	}{
-		{"six orders are waiting; three workers start", d.startThree},
-		{"a worker is killed in the middle of an order", d.killWorker},
-		{"a worker freezes in the middle of an order, and wakes after it was replaced", d.freezeWorker},
-		{"a worker is asked to stop in the middle of an order", d.stopWorker},
-		{"everyone stops", d.stopAll},
-	}
-	for _, s := range scenes {
-		d.out.step(s.title)
-		if err := s.play(ctx); err != nil {
-			return err
-		}
+	d.Out.Title("One table of orders, three workers, TTL %v. %v.\n"+
+		"A worker claims an order, saves its total, takes its time, and commits the invoice and the order's new state together.", d.TTL, d.Where)
+	err := d.Scenes(ctx, []stage.Scene{
+		{Title: "six orders are waiting; three workers start", Play: d.startThree},
+		{Title: "a worker is killed in the middle of an order", Play: d.killWorker},
+		{Title: "a worker freezes in the middle of an order, and wakes after it was replaced", Play: d.freezeWorker},
+		{Title: "a worker is asked to stop in the middle of an order", Play: d.stopWorker},
+		{Title: "everyone stops", Play: d.stopAll},
+	})
+	if err != nil {
+		return err
 	}
 	return d.judge(ctx)
 }
@@ -66,7 +67,7 @@ func (d *demo) receive(ctx context.Context, n int, last hitch) (id uint, err err
 		orders[i] = Order{Owner: customers[nth%len(customers)], Net: 1000 + 50*nth}
 	}
 	orders[n-1].Hitch = last
-	if err := d.db.WithContext(ctx).Create(&orders).Error; err != nil {
+	if err := d.DB.WithContext(ctx).Create(&orders).Error; err != nil {
 		return 0, fmt.Errorf("add orders: %w", err)
 	}
 	for _, o := range orders {
@@ -77,44 +78,44 @@ func (d *demo) receive(ctx context.Context, n int, last hitch) (id uint, err err
 
 // catch lets orders come in, one of them with a hitch, and returns when a worker is in the middle of that one. It stays there until its fate
 // befalls it.
-func (d *demo) catch(ctx context.Context, h hitch, f fate) (event, error) {
+func (d *demo) catch(ctx context.Context, h hitch, f fate) (report, error) {
 	id, err := d.receive(ctx, 3, h)
 	if err != nil {
-		return event{}, err
+		return report{}, err
 	}
 	t := d.orders[id]
 	d.fates[id] = f
-	err = d.await(ctx, "a worker in the middle of an order", func() bool { return t.current.from != nil })
+	err = d.cast.Await(ctx, "a worker in the middle of an order", func() bool { return t.current.From != nil })
 	return t.current, err
 }
 
 // awaitTakeover waits until another worker is in the middle of the order, and says how long that took.
-func (d *demo) awaitTakeover(ctx context.Context, hit event, at time.Time, what string) error {
-	t := d.orders[hit.Order]
-	if err := d.await(ctx, "the next worker on that order", func() bool { return t.current.Epoch > hit.Epoch }); err != nil {
+func (d *demo) awaitTakeover(ctx context.Context, hit report, at time.Time, what string) error {
+	t := d.orders[hit.Event.Order]
+	if err := d.cast.Await(ctx, "the next worker on that order", func() bool { return t.current.Event.Epoch > hit.Event.Epoch }); err != nil {
 		return err
 	}
-	d.out.line(t.current.at, t.current.from.name, t.current.Epoch, "has order %d in hand %s after %s; the TTL is %s",
-		hit.Order, seconds(t.current.at.Sub(at)), what, seconds(d.ttl))
+	d.Out.Line(t.current.At, t.current.From.Name, t.current.Event.Epoch, "has order %d in hand %s after %s; the TTL is %s",
+		hit.Event.Order, stage.Seconds(t.current.At.Sub(at)), what, stage.Seconds(d.TTL))
 	return nil
 }
 
 // awaitEnd waits until the worker says how its claim ended, which must be as expected.
-func (d *demo) awaitEnd(ctx context.Context, hit event, want kind) error {
-	p := hit.from
-	ended := func() bool { return p.ended.Order == hit.Order && p.ended.Epoch == hit.Epoch }
-	if err := d.await(ctx, "the end of "+p.name+"'s claim", ended); err != nil {
+func (d *demo) awaitEnd(ctx context.Context, hit report, want kind) error {
+	p := hit.From
+	ended := func() bool { return p.Notes.ended.Order == hit.Event.Order && p.Notes.ended.Epoch == hit.Event.Epoch }
+	if err := d.cast.Await(ctx, "the end of "+p.Name+"'s claim", ended); err != nil {
 		return err
 	}
-	if p.ended.Kind != want {
-		return fmt.Errorf("the claim of %s was not %s, but %s", p.name, want, p.ended.Kind)
+	if p.Notes.ended.Kind != want {
+		return fmt.Errorf("the claim of %s was not %s, but %s", p.Name, want, p.Notes.ended.Kind)
 	}
 	return nil
 }
 
 // awaitDone waits for the invoices of all orders.
 func (d *demo) awaitDone(ctx context.Context) error {
-	return d.await(ctx, "all invoices", func() bool {
+	return d.cast.Await(ctx, "all invoices", func() bool {
 		for _, t := range d.orders {
 			if !t.done {
 				return false
@@ -124,56 +125,11 @@ func (d *demo) awaitDone(ctx context.Context) error {
 	})
 }
 
-// start adds a worker, by the next free name.
-func (d *demo) start(ctx context.Context) error {
-	name := string(rune('A' + len(d.workers)))
-	p, err := startProcess(ctx, settings{Name: name, TTL: d.ttl, Where: d.where}, d.events)
-	if p != nil {
-		d.workers = append(d.workers, p)
-	}
-	return err
-}
-
-func (d *demo) stop(ctx context.Context, p *process) error {
-	p.goodbye = byItself
-	if err := askToStop(p.cmd.Process); err != nil {
-		return fmt.Errorf("stop %s: %w", p.name, err)
-	}
-	return d.await(ctx, "the end of "+p.name, func() bool { return p.gone })
-}
-
-// killAll leaves no process behind, whatever state it is in.
-func (d *demo) killAll() {
-	for _, p := range d.workers {
-		p.kill()
-	}
-}
-
 func (d *demo) allReady() bool {
-	for _, p := range d.workers {
-		if !p.ready {
+	for _, p := range d.cast.Processes {
+		if !p.Notes.ready {
 			return false
 		}
 	}
 	return true
-}
-
-// await handles events until the state is as wanted. Anything may take a takeover's time, and then some.
-func (d *demo) await(ctx context.Context, what string, wanted func() bool) error {
-	limit := 3*d.ttl + 15*time.Second
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
-	for !wanted() {
-		select {
-		case e := <-d.events:
-			if err := d.handle(e); err != nil {
-				return err
-			}
-		case <-timer.C:
-			return fmt.Errorf("waited %v for %s", limit, what)
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
-	return nil
 }

@@ -45,6 +45,17 @@ func allRows(ctx context.Context, db *gorm.DB) (orders []Order, invoices []Invoi
 	return orders, invoices, err
 }
 
+// create makes the tables. A model that embeds lease.Claimable needs no more than this, and no other table.
+func create(ctx context.Context, db *gorm.DB) error {
+	if err := db.WithContext(ctx).AutoMigrate(&Order{}, &Invoice{}); err != nil {
+		return fmt.Errorf("create the tables: %w", err)
+	}
+	return nil
+}
+
+// tables are those that create makes.
+func tables(string) []any { return []any{&Order{}, &Invoice{}} }
+
 // A hitch is what goes wrong in the first claim of an order, so that there is time to do something to its worker. In later claims nothing does.
 type hitch string
 

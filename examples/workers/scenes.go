@@ -11,11 +11,11 @@ func (d *demo) startThree(ctx context.Context) error {
 		return err
 	}
 	for range 3 {
-		if err := d.start(ctx); err != nil {
+		if err := d.cast.Start(); err != nil {
 			return err
 		}
 	}
-	if err := d.await(ctx, "three workers", d.allReady); err != nil {
+	if err := d.cast.Await(ctx, "three workers", d.allReady); err != nil {
 		return err
 	}
 	return d.awaitDone(ctx)
@@ -26,12 +26,11 @@ func (d *demo) killWorker(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p, at := hit.from, time.Now()
-	p.goodbye = bySignal
-	if err := p.cmd.Process.Kill(); err != nil {
-		return fmt.Errorf("kill %s: %w", p.name, err)
+	p, at := hit.From, time.Now()
+	if err := p.Kill(); err != nil {
+		return err
 	}
-	d.out.line(at, p.name, hit.Epoch, "SIGKILL, in the middle of order %d", hit.Order)
+	d.Out.Line(at, p.Name, hit.Event.Epoch, "SIGKILL, in the middle of order %d", hit.Event.Order)
 	if err := d.awaitTakeover(ctx, hit, at, "the kill"); err != nil {
 		return err
 	}
@@ -43,48 +42,49 @@ func (d *demo) freezeWorker(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p := hit.from
+	p := hit.From
 	at, err := d.freezeBetweenWrites(ctx, p)
 	if err != nil {
 		return err
 	}
-	d.out.line(at, p.name, hit.Epoch, "SIGSTOP, in the middle of order %d", hit.Order)
+	d.Out.Line(at, p.Name, hit.Event.Epoch, "SIGSTOP, in the middle of order %d", hit.Event.Order)
 	if err := d.awaitTakeover(ctx, hit, at, "the freeze"); err != nil {
 		return err
 	}
 	if err := d.awaitDone(ctx); err != nil {
 		return err
 	}
-	if err := thaw(p.cmd.Process); err != nil {
-		return fmt.Errorf("wake %s: %w", p.name, err)
+	if err := p.Thaw(); err != nil {
+		return err
 	}
-	d.out.line(time.Now(), p.name, hit.Epoch, "SIGCONT: it wakes, goes on with order %d, and tries to commit a second invoice", hit.Order)
+	d.Out.Line(time.Now(), p.Name, hit.Event.Epoch, "SIGCONT: it wakes, goes on with order %d, and tries to commit a second invoice", hit.Event.Order)
 	if err := d.awaitEnd(ctx, hit, lost); err != nil {
 		return err
 	}
-	if d.orders[hit.Order].refused == 0 {
-		return fmt.Errorf("no second invoice of order %d was refused", hit.Order)
+	if d.orders[hit.Event.Order].refused == 0 {
+		return fmt.Errorf("no second invoice of order %d was refused", hit.Event.Order)
 	}
 	return nil
 }
 
-// freezeBetweenWrites stops a worker's process, and starts over if it happened to be in the middle of a renewal. It returns when that was.
+// freezeBetweenWrites stops a worker's process, and starts over if it happened to be in the middle of a renewal that locks SQLite's file.
+// PostgreSQL completes the statement of a client that froze. It returns when that was.
 func (d *demo) freezeBetweenWrites(ctx context.Context, p *process) (at time.Time, err error) {
 	for range 10 {
 		at = time.Now()
-		if err := freeze(p.cmd.Process); err != nil {
-			return at, fmt.Errorf("freeze %s: %w", p.name, err)
+		if err := p.Freeze(); err != nil {
+			return at, err
 		}
-		locked, err := d.where.locked(ctx, d.db)
+		locked, err := d.Where.Locked(ctx, d.DB)
 		if err != nil || !locked {
 			return at, err
 		}
-		d.out.line(at, p.name, 0, "froze in the middle of a renewal, which locks SQLite's file; once more")
-		if err := thaw(p.cmd.Process); err != nil {
-			return at, fmt.Errorf("wake %s: %w", p.name, err)
+		d.Out.Line(at, p.Name, 0, "froze in the middle of a renewal, which locks SQLite's file; once more")
+		if err := p.Thaw(); err != nil {
+			return at, err
 		}
 	}
-	return at, fmt.Errorf("%s could not be frozen outside of a renewal", p.name)
+	return at, fmt.Errorf("%s could not be frozen outside of a renewal", p.Name)
 }
 
 func (d *demo) stopWorker(ctx context.Context) error {
@@ -92,9 +92,9 @@ func (d *demo) stopWorker(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p, at := hit.from, time.Now()
-	d.out.line(at, p.name, hit.Epoch, "SIGTERM, in the middle of order %d", hit.Order)
-	if err := d.stop(ctx, p); err != nil {
+	p, at := hit.From, time.Now()
+	d.Out.Line(at, p.Name, hit.Event.Epoch, "SIGTERM, in the middle of order %d", hit.Event.Order)
+	if err := d.cast.Stop(ctx, p); err != nil {
 		return err
 	}
 	if err := d.awaitEnd(ctx, hit, handedOn); err != nil {
@@ -107,11 +107,11 @@ func (d *demo) stopWorker(ctx context.Context) error {
 }
 
 func (d *demo) stopAll(ctx context.Context) error {
-	for _, p := range d.workers {
-		if p.gone {
+	for _, p := range d.cast.Processes {
+		if p.Gone() {
 			continue
 		}
-		if err := d.stop(ctx, p); err != nil {
+		if err := d.cast.Stop(ctx, p); err != nil {
 			return err
 		}
 	}

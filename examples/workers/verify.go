@@ -18,7 +18,7 @@ const (
 
 // judge reads what was written and says whether the promises were kept.
 func (d *demo) judge(ctx context.Context) error {
-	orders, invoices, err := allRows(ctx, d.db)
+	orders, invoices, err := allRows(ctx, d.DB)
 	if err != nil {
 		return err
 	}

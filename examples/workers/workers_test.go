@@ -1,7 +1,6 @@
 package main
 
 import (
-	"io"
 	"strings"
 	"testing"
 
@@ -72,21 +71,5 @@ func TestEveryClaimCountsAsAnAttemptUnlessItWasHandedOn(t *testing.T) {
 	}
 	if checkClaims(order(1, 3), invoice(order(1, 2), 2), killed) == nil {
 		t.Error("an order that was claimed again after its invoice is fine")
-	}
-}
-
-func TestBadArgumentsAreRefusedWithoutRepeatingTheDataSource(t *testing.T) {
-	for _, args := range []string{"-ttl=0s", "-ttl=-1s", "-ttl=499ms", "-ttl=x", "-nonsense", "stray", "-dsn=lease.db", "-dsn=postgres://u:secret@h:port/d"} {
-		var stderr strings.Builder
-		if _, err := parse([]string{args}, &stderr); err == nil || stderr.Len() == 0 {
-			t.Errorf("%s: the error is %v, and stderr says %q", args, err, stderr.String())
-		}
-		if strings.Contains(stderr.String(), "secret") {
-			t.Errorf("%s: stderr says %q", args, stderr.String())
-		}
-	}
-	o, err := parse([]string{"-ttl", "500ms", "-dsn", "host=localhost dbname=test"}, io.Discard)
-	if err != nil || o.ttl != minTTL {
-		t.Errorf("good arguments: %v, %v", o, err)
 	}
 }

@@ -1,4 +1,4 @@
-package main
+package stage
 
 import (
 	"context"
@@ -19,15 +19,15 @@ import (
 	"gorm.io/gorm/schema"
 )
 
-// A location is the database, and the tables in it, that the workers share.
-type location struct {
+// A Location is the database, and the tables in it, that the processes share.
+type Location struct {
 	Driver string // "sqlite" or "postgres"
 	Source string // may hold a password, so it is never printed
 	Prefix string // of every table: this run's own, so that it meets neither the user's tables nor another run's
 }
 
 // String is for people.
-func (l location) String() string {
+func (l Location) String() string {
 	if l.Driver == "postgres" {
 		return "PostgreSQL, tables " + l.Prefix + "*"
 	}
@@ -46,30 +46,30 @@ func checkDSN(dsn string) error {
 }
 
 // choose returns the location for the data source of the command line, and what removes it again. It leaves a PostgreSQL database
-// as it is; for SQLite it makes a directory.
-func choose(dsn string) (where location, remove func() error, err error) {
-	prefix := "workers_" + strings.ToLower(rand.Text()[:6]) + "_"
+// as it is; for SQLite it makes a directory. Their names begin with the program's.
+func choose(program, dsn string) (where Location, remove func() error, err error) {
+	prefix := program + "_" + strings.ToLower(rand.Text()[:6]) + "_"
 	if dsn != "" {
-		return location{Driver: "postgres", Source: dsn, Prefix: prefix}, func() error { return nil }, nil
+		return Location{Driver: "postgres", Source: dsn, Prefix: prefix}, func() error { return nil }, nil
 	}
-	dir, err := os.MkdirTemp("", "workers-")
+	dir, err := os.MkdirTemp("", program+"-")
 	if err != nil {
-		return location{}, nil, err
+		return Location{}, nil, err
 	}
 	file := url.URL{
 		Scheme:   "file",
 		OmitHost: true, // the directory may be a relative one
-		Path:     filepath.ToSlash(filepath.Join(dir, "orders.db")),
-		// WAL lets workers read while another writes; the time-out makes writers wait for each other instead of failing.
+		Path:     filepath.ToSlash(filepath.Join(dir, "lease.db")),
+		// WAL lets processes read while another writes; the time-out makes writers wait for each other instead of failing.
 		RawQuery: fmt.Sprintf("_journal_mode=WAL&_busy_timeout=%d", busyTimeout.Milliseconds()),
 	}
-	return location{Driver: "sqlite", Source: file.String(), Prefix: prefix}, func() error { return os.RemoveAll(dir) }, nil
+	return Location{Driver: "sqlite", Source: file.String(), Prefix: prefix}, func() error { return os.RemoveAll(dir) }, nil
 }
 
 const busyTimeout = 5 * time.Second
 
-// open connects to the database. The naming strategy gives the tables their prefix.
-func (l location) open(ctx context.Context) (*gorm.DB, error) {
+// Open connects to the database. The naming strategy gives the models' tables their prefix.
+func (l Location) Open(ctx context.Context) (*gorm.DB, error) {
 	dialector := sqlite.Open(l.Source)
 	if l.Driver == "postgres" {
 		dialector = postgres.Open(l.Source)
@@ -93,31 +93,23 @@ func (l location) open(ctx context.Context) (*gorm.DB, error) {
 	return db, nil
 }
 
-// create makes the tables. A model that embeds lease.Claimable needs no more than this, and no other table.
-func (l location) create(ctx context.Context, db *gorm.DB) error {
-	if err := db.WithContext(ctx).AutoMigrate(&Order{}, &Invoice{}); err != nil {
-		return fmt.Errorf("create the tables: %w", err)
-	}
-	return nil
-}
-
 // dropAndClose takes the tables back. It has its own context: an interrupted demonstration cleans up, too.
-func (l location) dropAndClose(db *gorm.DB) error {
+func (l Location) dropAndClose(db *gorm.DB, tables []any) error {
 	defer closeDB(db)
 	if l.Driver == "sqlite" {
 		return nil // the whole file goes
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	if err := db.WithContext(ctx).Migrator().DropTable(&Order{}, &Invoice{}); err != nil {
+	if err := db.WithContext(ctx).Migrator().DropTable(tables...); err != nil {
 		return fmt.Errorf("drop the tables %s*: %w", l.Prefix, err)
 	}
 	return nil
 }
 
-// locked reports whether a worker that was just frozen still locks SQLite's file. Then nobody could claim anything: SQLite cannot
-// tell a frozen writer from a slow one. PostgreSQL completes the statement of a client that froze.
-func (l location) locked(ctx context.Context, db *gorm.DB) (locked bool, err error) {
+// Locked reports whether a process that was just frozen still locks SQLite's file. Then nobody else could write: SQLite cannot tell a frozen
+// writer from a slow one. It waits for up to 250 ms; for PostgreSQL, which locks no more than rows, it is false at once.
+func (l Location) Locked(ctx context.Context, db *gorm.DB) (locked bool, err error) {
 	if l.Driver != "sqlite" {
 		return false, nil
 	}
