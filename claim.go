@@ -178,6 +178,9 @@ func ClaimAs[T any, M Model[T]](ctx context.Context, db *gorm.DB, key any, owner
 	if k := reflect.ValueOf(key); key == nil || k.Kind() == reflect.Pointer && k.IsNil() {
 		return nil, wrap(op, invalid("key", "is nil"))
 	}
+	if err := m.setKey(ctx, new(T), key); err != nil {
+		return nil, wrap(op, invalid("key", "is a %T, and none for %s: %v", key, m.name, err))
+	}
 	seen, err := m.peek(ctx, key, clockNow(now))
 	switch {
 	case err != nil:

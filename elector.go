@@ -56,6 +56,9 @@ func (e *Elector) Run(ctx context.Context, work func(ctx context.Context)) error
 	}
 	defer e.finish()
 	r.log.Info("lease: campaigning", "ttl", r.ttl)
+	if r.ttl < time.Millisecond {
+		r.log.Warn("lease: the TTL is too short for anyone to lead; was its unit forgotten?", "ttl", r.ttl)
+	}
 	r.campaign(ctx, work)
 	return nil
 }

@@ -902,6 +902,25 @@ func TestAnyPositiveTTLWorksOrWaitsButNeverPanics(t *testing.T) { // C10
 	}
 }
 
+func TestATTLWhoseUnitWasForgottenIsWarnedOf(t *testing.T) { // C10
+	db := dbtest.SQLite(t).Open(t)
+	if err := EnsureSchema(db); err != nil {
+		t.Fatal(err)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for ttl, wanted := range map[time.Duration]bool{15: true, time.Millisecond: false} {
+		var log logBuffer
+		e := &Elector{DB: db, Name: "job", TTL: ttl, Logger: slog.New(slog.NewTextHandler(&log, nil))}
+		if err := e.Run(ended, func(context.Context) {}); err != nil {
+			t.Fatal(err)
+		}
+		if warned := strings.Contains(log.String(), "was its unit forgotten?"); warned != wanted {
+			t.Errorf("with a TTL of %v it logged\n%v", ttl, log.String())
+		}
+	}
+}
+
 func TestALoggerThatBlocksDoesNotProlongATerm(t *testing.T) {
 	inBubble(t, func(t *testing.T, c *cluster) {
 		a := c.add("A")

@@ -96,6 +96,9 @@ func TestWorkThatHoldsTheOnlyConnectionIsCancelledAndItsElectorLeadsAgain(t *tes
 		if again.begun.Before(released) {
 			t.Error("a second work began before the first had returned")
 		}
+		if len(a.log.saying("all 1 connections of the pool are in use")) == 0 {
+			t.Errorf("it logged\n%v", a.log)
+		}
 		t.Logf("cancelled %v after it acquired; leads again %v after the connection came free", took, again.begun.Sub(released))
 	})
 }

@@ -162,7 +162,7 @@ func (h *handle) attempt(ctx context.Context, s statement) error {
 		switch {
 		case err == nil:
 			return nil
-		case h.dialect.noTable(err):
+		case h.dialect.noTable(err) && h.mend != "":
 			return fmt.Errorf("%s: %w", h.mend, err)
 		case h.inTx:
 			return err
@@ -170,7 +170,7 @@ func (h *handle) attempt(ctx context.Context, s statement) error {
 			h.discardConnection(ctx)
 			return err
 		case !h.dialect.contention(err):
-			return err
+			return h.starved(err)
 		}
 		if serialization(err) {
 			run = h.readCommitted(s)
@@ -190,6 +190,18 @@ func (h *handle) once(ctx context.Context, s statement) error {
 		defer cancel()
 	}
 	return s(ctx, h.pool)
+}
+
+// starved adds to an error of time that no connection of the pool is left, if so.
+func (h *handle) starved(err error) error {
+	db, ok := h.pool.(*sql.DB)
+	if !ok || !errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	if s := db.Stats(); s.MaxOpenConnections > 0 && s.InUse >= s.MaxOpenConnections {
+		return fmt.Errorf("%w, and all %d connections of the pool are in use", err, s.InUse)
+	}
+	return err
 }
 
 // serialization_failure

@@ -163,8 +163,9 @@ func (h *HolderOf[T]) Save(ctx context.Context, it T, columns ...string) error {
 // SaveIn is like Save, but within the caller's transaction: what else that writes, and the row, are committed together, or neither is.
 //
 // [HolderOf.Item] stays as it was, since the transaction may be rolled back. After the commit go on with the value that was saved: a later save
-// of Item would put back what it was, and Done. Save, Renew and Release within the transaction would wait for it, until the claim is lost. Until the transaction ends, it holds up the claim's renewals, and
-// whoever wants to claim the row: save last. On Postgres the server ends the session if the transaction then lies idle for the TTL. Outside a
+// of Item would put back what it was, and Done. Save, Renew and Release are not part of the transaction: they commit on their own, at once or, if
+// they have to wait for it, after it. Until the transaction ends, it holds up the claim's renewals, and whoever wants to claim the row: save
+// last. On Postgres the server ends the session if the transaction then lies idle for the TTL. Outside a
 // transaction it is [ErrInvalid]. After [ErrLost] roll the transaction back.
 func (h *HolderOf[T]) SaveIn(tx *gorm.DB, it T, columns ...string) error {
 	op := h.op("save")

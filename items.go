@@ -193,7 +193,7 @@ func (m *items[T]) finish(visible string) *itemStatements {
 		renew: text(renewItemSQL), release: text(releaseItemSQL), fence: text(fencing(m.dialect.fence)),
 		free: composed(text(freeSQL)), order: composed(text(orderSQL)), pickNext: composed(text(pickNextSQL)), peekNext: composed(text(peekNextSQL)),
 		save: text(saveItemSQL), saveIn: text(saveItemSQL),
-		mend:  "the table " + m.table() + " is missing, or lacks a column; AutoMigrate mends that",
+		mend:  "the table " + m.table() + " is missing, or lacks a column that is named; AutoMigrate brings those of the model",
 		count: claimCountsOf(m.name),
 	}
 	if _, own := any((*T)(nil)).(*Item); own {

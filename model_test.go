@@ -604,6 +604,22 @@ func TestAKeyMayBeOfAnyType(t *testing.T) {
 	})
 }
 
+func TestAKeyOfTheWrongKindIsInvalidBeforeAnySQL(t *testing.T) {
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		gdb, spy := spied(t, db)
+		for _, key := range []any{"abc", struct{}{}, []int{1}, nil, (*uint)(nil)} {
+			_, err := lease.ClaimAs[byUint](t.Context(), gdb, key, "A", "", time.Minute, nil)
+			mustBe(t, err, lease.ErrInvalid)
+			if !strings.Contains(err.Error(), "key is ") {
+				t.Errorf("%#v: %v", key, err)
+			}
+		}
+		if sent := spy.sent(); len(sent) > 0 {
+			t.Errorf("SQL was sent: %q", sent)
+		}
+	})
+}
+
 // keyed runs the one row of a model through its life.
 func keyed[T any, M lease.Model[T]](t *testing.T, db *dbtest.Database, row T, key, other any) {
 	gdb := db.Open(t)

@@ -120,7 +120,7 @@ func dialectOf(argument, name string) (*dialect, error) {
 		for _, d := range dialects {
 			known = append(known, d.name)
 		}
-		return nil, invalid(argument, "is a %q database; this package knows %s", name, strings.Join(known, ", "))
+		return nil, invalid(argument, "is for %q; this package knows %s", name, strings.Join(known, ", "))
 	}
 	return dialects[i], nil
 }
@@ -210,8 +210,8 @@ func (c ownColumn) definition(d *dialect) string {
 	return definition
 }
 
-// DDL returns what [EnsureSchema] runs on an empty database, without [Tables], for other migration tools. The dialect is "postgres" or
-// "sqlite"; any other is [ErrInvalid].
+// DDL returns what [EnsureSchema] runs on an empty database, for other migration tools. It is for the tables leases and lease_items; with [Tables],
+// put the prefix before both, and before the index. The dialect is "postgres" or "sqlite"; any other is [ErrInvalid].
 func DDL(dialect string) (string, error) {
 	d, err := dialectOf("dialect", dialect)
 	if err != nil {
@@ -253,7 +253,12 @@ func EnsureSchema(db *gorm.DB) error {
 	if err := h.checkMemory(ctx); err != nil {
 		return wrap("ensure schema", err)
 	}
-	return wrap("ensure schema", h.ensure(ctx, db))
+	h.mend = ""
+	err = h.ensure(ctx, db)
+	if h.dialect.noTable(err) {
+		err = fmt.Errorf("there is no such schema to put the tables in, and EnsureSchema creates none: %w", err)
+	}
+	return wrap("ensure schema", err)
 }
 
 // ensure changes what is missing, and looks again, until nothing is.
@@ -267,6 +272,8 @@ func (h *handle) ensure(ctx context.Context, db *gorm.DB) error {
 		switch {
 		case err == nil:
 			continue // what is missing now has the last word
+		case h.dialect.noTable(err):
+			return err
 		case h.inTx:
 			return fmt.Errorf("%w; the schema lacks:\n%s", err, strings.Join(missing, ""))
 		case !h.dialect.already(err) && !h.dialect.contention(err):

@@ -509,6 +509,25 @@ func TestWithoutTheRightToCreateTheErrorQuotesTheDDL(t *testing.T) {
 	}
 }
 
+func TestASchemaThatDoesNotExistIsAnErrorThatSaysSo(t *testing.T) {
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := db.Open(t)
+		ensures := map[string]func() error{
+			"on its own": func() error { return lease.EnsureSchema(lease.Tables(gdb, "nowhere.")) },
+			"in a transaction": func() error {
+				return gdb.Transaction(func(tx *gorm.DB) error { return lease.EnsureSchema(lease.Tables(tx, "nowhere.")) })
+			},
+		}
+		for how, ensure := range ensures {
+			err := ensure()
+			if err == nil || !strings.Contains(err.Error(), "nowhere") || !strings.Contains(err.Error(), "there is no such schema") ||
+				strings.Contains(err.Error(), "mends") || strings.Contains(err.Error(), "CREATE") {
+				t.Errorf("%s: %v", how, err)
+			}
+		}
+	})
+}
+
 func TestWithoutTheRightToAlterTheErrorQuotesTheDDL(t *testing.T) {
 	db := dbtest.Postgres(t)
 	app := role(t, db)

@@ -22,6 +22,7 @@ type conductor struct {
 	t         testing.TB
 	ctx       context.Context // ends when somebody interrupts
 	dir       string
+	keep      bool // dir is worth keeping
 	record    *history.Recorder
 	processes []*process
 
@@ -50,8 +51,13 @@ func newConductor(ctx context.Context, t testing.TB, o options) *conductor {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fmt.Printf("torture: seed %d, %s, TTL %v, %d replicas, %d workers, %d clients, %v; the record is in %s\n",
+	fmt.Printf("torture: seed %d, %s, TTL %v, %d replicas, %d workers, %d clients, %v of faults; the record goes to %s\n",
 		o.seed, o.backend, o.ttl, o.replicas, o.workers, o.clients, o.duration, c.dir)
+	t.Cleanup(func() {
+		if c.out == "" && !c.keep {
+			os.RemoveAll(c.dir)
+		}
+	})
 	c.database = openBackend(ctx, t, o, c.dir)
 	c.cast()
 	return c
@@ -86,6 +92,7 @@ func (c *conductor) cast() {
 
 // run is the whole play. It reports whether every promise held.
 func (c *conductor) run() bool {
+	c.keep = true
 	defer c.end()
 	for _, p := range c.processes {
 		c.restart(c.ctx, p)
@@ -98,7 +105,7 @@ func (c *conductor) run() bool {
 	c.inject(playing)
 	others.Wait()
 	if c.ctx.Err() != nil {
-		fmt.Println("torture: interrupted")
+		fmt.Printf("torture: interrupted; the record is in %s\n", c.dir)
 		return false
 	}
 	complete := c.drain()

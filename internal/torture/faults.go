@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"syscall"
@@ -19,6 +21,7 @@ const (
 // A kind is a fault as the table below has it.
 type kind struct {
 	name   string
+	does   string // for people
 	on     string
 	weight int
 	needs  need
@@ -38,30 +41,30 @@ func clocked(d *database) bool    { return d.server != nil && d.clock }
 
 // kinds is every fault that there is.
 var kinds = []kind{
-	{"kill", onProcess, 12, always, never, kill},
-	{"freeze", onProcess, 12, always, sqliteOnly, freeze}, // perhaps with SQLite's lock in hand
-	{"stop", onProcess, 8, always, never, stopPolitely},
-	{"resign", onLeader, 6, always, never, resign},
-	{"return", onLeader, 2, always, never, func(c *conductor, ctx context.Context, p *process) { c.tell(ctx, p, "return", 0) }},
-	{"exhaust", onLeader, 4, always, never, func(c *conductor, ctx context.Context, p *process) { c.tell(ctx, p, "exhaust", c.between(0.5, 1.5)) }},
-	{"clock", onProcess, 6, always, never, wallClock},
-	{"overrun", onProcess, 6, always, sqliteOnly, overrun},
-	{"late", onReplica, 10, always, never, lateReplies},
-	{"late-take", onStandby, 8, always, never, lateTake},
-	{"hold", onProcess, 6, always, sqliteOnly, freezeInTransaction},
+	{"kill", "SIGKILL, and a restart", onProcess, 12, always, never, kill},
+	{"freeze", "SIGSTOP for longer than a TTL, then SIGCONT", onProcess, 12, always, sqliteOnly, freeze}, // perhaps with SQLite's lock in hand
+	{"stop", "SIGTERM with work in progress, and a restart", onProcess, 8, always, never, stopPolitely},
+	{"resign", "the leader resigns, with work that takes a while to end", onLeader, 6, always, never, resign},
+	{"return", "the leader's work returns by itself", onLeader, 2, always, never, func(c *conductor, ctx context.Context, p *process) { c.tell(ctx, p, "return", 0) }},
+	{"exhaust", "the work takes every connection of its pool", onLeader, 4, always, never, func(c *conductor, ctx context.Context, p *process) { c.tell(ctx, p, "exhaust", c.between(0.5, 1.5)) }},
+	{"clock", "the process's wall clock jumps, for a while", onProcess, 6, always, never, wallClock},
+	{"overrun", "work goes on after its context has ended", onProcess, 6, always, sqliteOnly, overrun},
+	{"late", "polls and renewals are slow, on the way there or back", onReplica, 10, always, never, lateReplies},
+	{"late-take", "the answer to a takeover is late, and then the new leader is cut off", onStandby, 8, always, never, lateTake},
+	{"hold", "frozen inside a fenced transaction", onProcess, 6, always, sqliteOnly, freezeInTransaction},
 
-	{"hang", onProcess, 10, proxied, never, proxyFault(func(c *conductor, p *process) { p.proxy.Hang() })},
-	{"hang-existing", onProcess, 4, proxied, never, proxyFault(func(c *conductor, p *process) { p.proxy.HangExisting() })},
-	{"drop-replies", onProcess, 8, proxied, never, proxyFault(func(c *conductor, p *process) { p.proxy.DropReplies() })},
-	{"delay-replies", onProcess, 8, proxied, never, proxyFault(func(c *conductor, p *process) { p.proxy.DelayReplies(c.between(0.05, 1.2)) })},
-	{"reset", onProcess, 6, proxied, never, proxyFault(func(c *conductor, p *process) { p.proxy.Reset() })},
+	{"hang", "connections, and new ones, stay open and carry nothing", onProcess, 10, proxied, never, proxyFault(func(c *conductor, p *process) { p.proxy.Hang() })},
+	{"hang-existing", "so do those that exist; new ones work", onProcess, 4, proxied, never, proxyFault(func(c *conductor, p *process) { p.proxy.HangExisting() })},
+	{"drop-replies", "statements arrive, and their replies do not", onProcess, 8, proxied, never, proxyFault(func(c *conductor, p *process) { p.proxy.DropReplies() })},
+	{"delay-replies", "replies are late, by up to 1.2 TTLs", onProcess, 8, proxied, never, proxyFault(func(c *conductor, p *process) { p.proxy.DelayReplies(c.between(0.05, 1.2)) })},
+	{"reset", "connections are reset", onProcess, 6, proxied, never, proxyFault(func(c *conductor, p *process) { p.proxy.Reset() })},
 
-	{"db-stop", onDatabase, 2, served, always, restart("fast")},
-	{"db-crash", onDatabase, 2, served, always, restart("immediate")},
-	{"db-freeze", onDatabase, 2, served, always, freezeDatabase},
-	{"db-clock", onDatabase, 1, clocked, never, stepClock},
-	{"late-step", onDatabase, 1, clocked, never, lateStep},
-	{"lock", onDatabase, 4, always, always, lockRow},
+	{"db-stop", "a fast shutdown, and a restart", onDatabase, 2, served, always, restart("fast")},
+	{"db-crash", "an immediate shutdown, and a restart", onDatabase, 2, served, always, restart("immediate")},
+	{"db-freeze", "the server's processes are frozen", onDatabase, 2, served, always, freezeDatabase},
+	{"db-clock", "the server's clock is stepped, forward or back, by up to an hour", onDatabase, 1, clocked, never, stepClock},
+	{"late-step", "it is stepped forward under standbys that polled slowly, while the leader is cut off", onDatabase, 1, clocked, never, lateStep},
+	{"lock", "another session holds the lease's row; with SQLite the file", onDatabase, 4, always, always, lockRow},
 }
 
 func faultNames() (names []string) {
@@ -69,6 +72,14 @@ func faultNames() (names []string) {
 		names = append(names, k.name)
 	}
 	return names
+}
+
+// describeFaults says what each does.
+func describeFaults(w io.Writer) {
+	fmt.Fprintln(w, "\nFaults, on replicas (r1, r2, ...), workers (w1, ...), clients (c1, ...) and the database; some are Postgres' only:")
+	for _, k := range kinds {
+		fmt.Fprintf(w, "  %-14s %s\n", k.name, k.does)
+	}
 }
 
 func kill(c *conductor, ctx context.Context, p *process) {

@@ -63,8 +63,10 @@ func (c *conductor) judge(complete bool) bool {
 		fmt.Printf("\nThe record is in %s. To repeat:\n  %s\n", c.dir, c.again())
 		return false
 	}
-	if c.out == "" {
-		os.RemoveAll(c.dir)
+	if c.keep = c.out != ""; c.keep {
+		fmt.Printf("\nThe record, the summary and the picture are in %s.\n", c.dir)
+	} else {
+		fmt.Println("\nThe record was removed; -out keeps it, with the summary and the picture.")
 	}
 	return true
 }

@@ -8,7 +8,8 @@
 // hand. Faults befall them, and the database, at random from a seed, which is printed. Afterwards everything that they recorded, and everything
 // that was committed, is checked; package check says how.
 //
-// Without -dsn, Postgres is a server of the program's own, which it stops, kills, freezes and whose clock it steps. The exit status is 0 if
+// The first two of several replicas share a holder, as a careless deployment might have it. Without -dsn, Postgres is a server of the program's
+// own, which it stops, kills, freezes and whose clock it steps. The exit status is 0 if
 // every promise held, 1 if one did not, 2 for bad arguments.
 package main
 
@@ -70,9 +71,14 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	flags.IntVar(&o.workers, "workers", 3, "processes that work on items")
 	flags.IntVar(&o.clients, "clients", 3, "processes that use leases by hand")
 	flags.DurationVar(&o.ttl, "ttl", 1500*time.Millisecond, "of the lease and of claims")
-	flags.StringVar(&names, "faults", "all", "all, none, or some of: "+strings.Join(faultNames(), ","))
+	flags.StringVar(&names, "faults", "all", "all, none, or some of those below, with commas")
 	flags.Uint64Var(&o.seed, "seed", 0, "of everything random (default a new one)")
-	flags.StringVar(&o.out, "out", "", "a directory for the record, the summary and the picture (default a temporary one, kept if there is a violation)")
+	flags.StringVar(&o.out, "out", "", "a directory for the record, the summary and the picture (default a temporary one, which is kept only if there is a violation)")
+	flags.Usage = func() {
+		fmt.Fprintln(stderr, "Usage of torture:")
+		flags.PrintDefaults()
+		describeFaults(stderr)
+	}
 	if err := flags.Parse(args); err != nil {
 		return o, err
 	}

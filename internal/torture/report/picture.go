@@ -93,7 +93,7 @@ func (p *picture) tip(what string, from, to int64) string {
 
 // layOut makes the lanes, and puts them one below another.
 func (p *picture) layOut() {
-	db, others := &lane{name: database, most: mostRows}, &lane{name: "others", most: 2}
+	db, others := &lane{name: database, most: mostRows}, &lane{name: "others", most: mostRows}
 	byName := map[string]*lane{database: db}
 	p.lanes = []*lane{db}
 	for _, name := range p.replicas {
