@@ -191,14 +191,14 @@ func ClaimAs[T any, M Model[T]](ctx context.Context, db *gorm.DB, key any, owner
 		return nil, wrap(op, fmt.Errorf("%w: by %q, until %v", ErrHeld, seen.owner, seen.expires))
 	}
 	sent := machineClock()
-	it, taken, err := m.take(ctx, seen, owner, stepID, ttl, clockNow(now))
+	l, taken, err := m.take(ctx, seen, owner, stepID, ttl, clockNow(now))
 	switch {
 	case err != nil:
 		return nil, wrap(op, err)
 	case !taken:
 		return nil, wrap(op, fmt.Errorf("%w: another was faster", ErrHeld))
 	}
-	return newHolder(ctx, m, it, sent, seen.ranOut(), ttl, now), nil
+	return newHolder(m, l, sent, seen.ranOut(), ttl, now), nil
 }
 
 // ClaimNext is [ClaimAs], or with an [Item] [Claim], of the row that waited longest: of those that nobody has claimed, or whose claim ran out, the one that was claimed
@@ -218,25 +218,25 @@ func ClaimNext[T any, M Model[T]](ctx context.Context, db *gorm.DB, owner, stepI
 	for {
 		sent := machineClock()
 		if m.dialect.skipLocked {
-			it, before, taken, err := m.takeNext(ctx, owner, stepID, ttl, clockNow(now), scopes)
+			l, before, taken, err := m.takeNext(ctx, owner, stepID, ttl, clockNow(now), scopes)
 			if err == nil && !taken {
 				err = gorm.ErrRecordNotFound
 			}
 			if err != nil {
 				return nil, wrap(op, err)
 			}
-			return newHolder(ctx, m, it, sent, before != "", ttl, now), nil
+			return newHolder(m, l, sent, before != "", ttl, now), nil
 		}
 		seen, err := m.peekNext(ctx, clockNow(now), scopes)
 		if err != nil {
 			return nil, wrap(op, err)
 		}
-		it, taken, err := m.take(ctx, seen, owner, stepID, ttl, clockNow(now))
+		l, taken, err := m.take(ctx, seen, owner, stepID, ttl, clockNow(now))
 		if err != nil {
 			return nil, wrap(op, err)
 		}
 		if taken {
-			return newHolder(ctx, m, it, sent, seen.ranOut(), ttl, now), nil
+			return newHolder(m, l, sent, seen.ranOut(), ttl, now), nil
 		}
 		if seen.epoch == last.epoch && reflect.DeepEqual(seen.key, last.key) { // it is not to be had, and nobody else was faster
 			return nil, wrap(op, gorm.ErrRecordNotFound)

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"reflect"
 	"sync"
 	"time"
 
@@ -36,13 +35,12 @@ type HolderOf[T any] struct {
 	known, tried int64      // the revision that the row had for certain; the highest that a save has tried to give it
 }
 
-func newHolder[T any](ctx context.Context, m *items[T], it T, sent instant, expired bool, ttl time.Duration, now func() time.Time) *HolderOf[T] {
-	c := m.claimable(&it)
-	key, _ := m.keyOf(ctx, &it)
+func newHolder[T any](m *items[T], l loaded[T], sent instant, expired bool, ttl time.Duration, now func() time.Time) *HolderOf[T] {
+	c := l.claim
 	h := &HolderOf[T]{
-		items: m, hold: hold{key: key, owner: c.Owner, epoch: c.Epoch}, stepID: c.StepID, expired: expired, ttl: ttl, now: now,
+		items: m, hold: hold{key: l.key, owner: c.Owner, epoch: c.Epoch}, stepID: c.StepID, expired: expired, ttl: ttl, now: now,
 		saving: make(chan struct{}, 1), running: make(chan struct{}, 1),
-		item: it, known: c.Revision, tried: c.Revision,
+		item: l.item, known: c.Revision, tried: c.Revision,
 	}
 	h.life = newClaim(h, sent, ttl, machineClock, m.sql.count)
 	m.sql.count.claim(expired)
@@ -140,12 +138,13 @@ func (h *HolderOf[T]) note(change func(*Claimable)) {
 // (as in the table or as in Go), so that a column which another writer owns is not overwritten. With either it writes whether it is Done. It
 // never writes the key, the claim or an association. It neither needs nor makes a renewal.
 //
-// GORM's hooks for an update run, in a transaction with it, and UpdatedAt is set; what a hook changes is written if it is among the columns.
-// [HolderOf.Item] is then what was written.
+// GORM's hooks for an update run, in a transaction with it, and UpdatedAt is set; what a hook changes is written if it is among the columns, and
+// what it omits is not. Plugins have their say, in a transaction unless db skips the default one. An [Item] has neither. [HolderOf.Item] is then
+// what was written.
 //
 // It may block on the database, as [TryAcquire] does, and on a save that was begun before. The error is [ErrLost] when the claim is lost, and
 // then nothing was written; [ErrInvalid] for another row's key, an unknown column, or an [Item]'s payload that is not JSON, before any SQL;
-// else what the database or a hook said. After such an error it may still have been written, now or later: save again, which replaces it whenever it lands.
+// another if a hook, a field or a plugin adds a condition that the row does not meet; else what the database or a hook said. After such an error it may still have been written, now or later: save again, which replaces it whenever it lands.
 func (h *HolderOf[T]) Save(ctx context.Context, it T, columns ...string) error {
 	err := checkCtx(ctx)
 	if err == nil {
@@ -187,11 +186,12 @@ func (h *HolderOf[T]) write(ctx context.Context, on *handle, it T, names []strin
 	if w.columns, err = m.columnsOf(names); err != nil {
 		return false, err
 	}
+	m.detach(&w.item) // from copies that others read
 	key, given := m.keyOf(ctx, &w.item)
 	switch {
 	case !given:
 		err = m.setKey(ctx, &w.item, h.hold.key)
-	case !reflect.DeepEqual(key, h.hold.key):
+	case !sameKey(key, h.hold.key):
 		err = invalid("it", "is the row %s, and not %s", label(key), label(h.hold.key))
 	}
 	if err != nil {
@@ -217,14 +217,16 @@ func (h *HolderOf[T]) write(ctx context.Context, on *handle, it T, names []strin
 		return false, err
 	}
 	h.number(w)
-	ok, err = m.save(ctx, on, w)
+	if ok, err = m.save(ctx, on, w); err == nil && !ok {
+		err = m.hindered(ctx, on, w)
+	}
 	switch {
 	case err != nil:
 		return false, err
 	case !ok:
 		m.sql.count.refuse()
 	case !on.inTx:
-		h.keep(ctx, w)
+		h.keep(w)
 	}
 	return ok, nil
 }
@@ -242,19 +244,14 @@ func (h *HolderOf[T]) number(w *write[T]) {
 }
 
 // keep makes the columns that were written part of the copy of the row.
-func (h *HolderOf[T]) keep(ctx context.Context, saved *write[T]) {
+func (h *HolderOf[T]) keep(saved *write[T]) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	m := h.items
 	c := *m.claimable(&h.item) // it may have been renewed meanwhile
 	c.Revision, c.Done = m.claimable(&saved.item).Revision, m.claimable(&saved.item).Done
 	h.known = c.Revision
-	if own := plain(&saved.item, saved.columns); own != nil {
-		it := any(&h.item).(*Item)
-		it.Payload, it.UpdatedAt = own.Payload, own.UpdatedAt
-	} else {
-		m.merge(ctx, &h.item, &saved.item, saved.columns)
-	}
+	m.merge(&h.item, &saved.item, saved.columns)
 	*m.claimable(&h.item) = c
 }
 

@@ -72,8 +72,8 @@ WHERE {key} = ?2 AND claim_owner = ?3 AND claim_epoch = ?4{visible} RETURNING cl
 	// The claim before this one, and its earlier saves, cannot match; nor can this save, should it land after a later one. GORM numbers the parameters.
 	saveGuardSQL = `{key} = ? AND claim_owner = ? AND claim_epoch = ? AND claim_revision BETWEEN ? AND ?`
 
-	// The package's own table has no hooks and no soft delete, so that its rows need nothing that GORM does.
-	saveItemSQL = `UPDATE {table} SET payload = ?1, updated_at = ?2, claim_revision = ?3, claim_done = ?4
+	// The package's own table has no hooks and no soft delete, so that its rows need nothing that GORM does. A NULL leaves the payload as it is.
+	saveItemSQL = `UPDATE {table} SET payload = COALESCE(?1, payload), updated_at = ?2, claim_revision = ?3, claim_done = ?4
 WHERE {key} = ?5 AND claim_owner = ?6 AND claim_epoch = ?7 AND claim_revision BETWEEN ?8 AND ?9`
 )
 
@@ -104,11 +104,12 @@ type itemStatements struct {
 	lastNext                        atomic.Pointer[[2]string] // {next} as it was last, and takeNext with it
 	free, order, pickNext, peekNext composed
 
-	save, saveIn   string   // of an Item, also in the caller's transaction
+	save, saveIn   string   // of an Item; in the caller's transaction
 	guard, guardIn []string // of a save through GORM, cut where its parameters belong
 	assigns        bool     // whether that may bring assignments: no field has a say in how it is updated, unless it is a soft delete
 
 	read, saved []*schema.Field // what {columns} lists; what Save writes
+	embedded    [][]int         // where the model embeds structs by pointers, as in StructField.Index, the outermost first
 	mend        string
 	count       *claimCounts
 }
@@ -155,35 +156,36 @@ func openItems[T any, M Model[T]](db *gorm.DB) (*items[T], error) {
 		return nil, invalid("T", "is no model for GORM: %v", err)
 	}
 	m := &items[T]{handle: h, db: db, name: parsed.Schema.Table, schema: parsed.Schema, claimable: func(it *T) *Claimable { return M(it).claimable() }}
-	if m.claimable(&model) == nil {
-		return nil, invalid("T", "%T embeds a pointer to Claimable; embed Claimable itself", model)
-	}
 	if n := len(m.schema.PrimaryFields); n != 1 {
 		return nil, invalid("T", "%T has %d columns in its primary key, not one", model, n)
 	}
 	m.key = m.schema.PrimaryFields[0]
-	for _, name := range claimColumns {
-		if f := m.schema.FieldsByDBName[name]; f == nil || !ofClaim(f) {
-			return nil, invalid("T", "%T has no column %s of Claimable's", model, name)
-		}
-	}
 	h.pool, h.inTx = primary(db, &model)
 	if _, own := any(model).(Item); own {
 		m.name = h.prefix + itemsTable
 	}
-	m.sql = m.finished()
+	if m.sql, err = m.finished(); err != nil {
+		return nil, err
+	}
 	h.mend = m.sql.mend
 	return m, nil
 }
 
 // finished finds what was finished before, or finishes it.
-func (m *items[T]) finished() *itemStatements {
-	key := itemStatementsKey{m.schema.ModelType, m.dialect, m.table(), strings.Join(m.schema.DBNames, ","), m.visible()}
+func (m *items[T]) finished() (*itemStatements, error) {
+	visible, err := m.visible()
+	if err != nil {
+		return nil, err
+	}
+	key := itemStatementsKey{m.schema.ModelType, m.dialect, m.table(), strings.Join(m.schema.DBNames, ","), visible}
 	known, ok := itemStatementsOf.Load(key)
 	if !ok {
-		known, _ = itemStatementsOf.LoadOrStore(key, m.finish(key.visible))
+		if err := m.check(); err != nil {
+			return nil, err
+		}
+		known, _ = itemStatementsOf.LoadOrStore(key, m.finish(visible))
 	}
-	return known.(*itemStatements)
+	return known.(*itemStatements), nil
 }
 
 func (m *items[T]) finish(visible string) *itemStatements {
@@ -218,6 +220,12 @@ func (m *items[T]) finish(visible string) *itemStatements {
 		if own(f) || name == "claim_revision" || name == "claim_done" {
 			s.saved = append(s.saved, f)
 		}
+		for i, step := range f.StructField.Index {
+			path := f.StructField.Index[:i+1]
+			if behindPointer(step) && !slices.ContainsFunc(s.embedded, func(p []int) bool { return slices.Equal(p, path) }) {
+				s.embedded = append(s.embedded, path)
+			}
+		}
 	}
 	s.assigns = !slices.ContainsFunc(m.schema.UpdateClauses, func(c clause.Interface) bool {
 		_, soft := c.(gorm.SoftDeleteUpdateClause)
@@ -234,14 +242,6 @@ func (s *itemStatements) takeNext(next string) string {
 		s.lastNext.Store(last)
 	}
 	return last[1]
-}
-
-// own reports whether a field is the model's, for Save to write.
-func own(f *schema.Field) bool { return f.DBName != "" && !ofClaim(f) && !f.PrimaryKey && f.Updatable }
-
-// ofClaim reports whether a field came with Claimable.
-func ofClaim(f *schema.Field) bool {
-	return len(f.BindNames) > 1 && f.BindNames[len(f.BindNames)-2] == "Claimable"
 }
 
 // table is the table's name, quoted.
@@ -279,24 +279,6 @@ func (m *items[T]) columns(owner string) string {
 	return strings.Join(list, ", ")
 }
 
-// visible is the condition of the model's soft delete.
-func (m *items[T]) visible() string {
-	if len(m.schema.QueryClauses) == 0 {
-		return ""
-	}
-	// On a statement of its own, which no plugin has touched.
-	s := &gorm.Statement{DB: m.session(context.Background(), m.pool), Table: m.name, Schema: m.schema, Clauses: map[string]clause.Clause{}}
-	for _, c := range m.schema.QueryClauses {
-		s.AddClause(c)
-	}
-	s.Build("WHERE")
-	condition, ok := strings.CutPrefix(s.SQL.String(), "WHERE ")
-	if !ok {
-		return ""
-	}
-	return " AND " + m.db.Dialector.Explain(condition, s.Vars...)
-}
-
 // session is a clean one, on a pool or in a transaction.
 func (m *items[T]) session(ctx context.Context, pool gorm.ConnPool) *gorm.DB {
 	s := m.db.Session(&gorm.Session{NewDB: true, Logger: logger.Discard, SkipDefaultTransaction: true})
@@ -327,10 +309,11 @@ func (m *items[T]) create(ctx context.Context, it T) error {
 // find reads a row. One SELECT.
 func (m *items[T]) find(ctx context.Context, key any) (it T, err error) {
 	err = m.attempt(ctx, func(ctx context.Context, pool gorm.ConnPool) error {
-		var ok bool
-		if it, ok, err = m.load(ctx, pool, nil, m.sql.find, key); err == nil && !ok {
+		l, ok, err := m.load(ctx, pool, nil, m.sql.find, key)
+		if err == nil && !ok {
 			err = gorm.ErrRecordNotFound
 		}
+		it = l.item
 		return err
 	})
 	return it, err
@@ -356,7 +339,12 @@ func (p peek) ranOut() bool { return p.owner != "" && !p.expires.After(p.now) }
 
 // peek looks at an item. One SELECT, which writes nothing and locks nothing.
 func (m *items[T]) peek(ctx context.Context, key any, now time.Time) (peek, error) {
-	seen, err := query(ctx, m.handle, func(rows *sql.Rows) (peek, error) {
+	return m.peekIn(ctx, m.handle, key, now)
+}
+
+// peekIn looks at an item by another handle, a transaction say.
+func (m *items[T]) peekIn(ctx context.Context, on *handle, key any, now time.Time) (peek, error) {
+	seen, err := query(ctx, on, func(rows *sql.Rows) (peek, error) {
 		p := peek{key: key}
 		return p, p.scan(rows)
 	}, m.sql.peek, clockArg(now), key)
@@ -377,34 +365,44 @@ func (p *peek) scan(rows *sql.Rows, before ...any) error {
 }
 
 // take claims an item as it was seen, if nobody else did since, and returns it. One UPDATE.
-func (m *items[T]) take(ctx context.Context, seen peek, owner, stepID string, ttl time.Duration, now time.Time) (it T, ok bool, err error) {
+func (m *items[T]) take(ctx context.Context, seen peek, owner, stepID string, ttl time.Duration, now time.Time) (l loaded[T], ok bool, err error) {
 	err = m.attempt(ctx, func(ctx context.Context, pool gorm.ConnPool) (err error) {
-		it, ok, err = m.load(ctx, pool, nil, m.sql.take, clockArg(now), seen.key, seen.epoch, owner, stepID, ttlMicros(ttl))
+		l, ok, err = m.load(ctx, pool, nil, m.sql.take, clockArg(now), seen.key, seen.epoch, owner, stepID, ttlMicros(ttl))
 		return err
 	})
-	return it, ok, err
+	return l, ok, err
 }
 
-// load runs finished SQL, and makes an item of its one row, if there is one; amend, if it is not nil, has a look before AfterFind.
-func (m *items[T]) load(ctx context.Context, pool gorm.ConnPool, amend func(*T), text string, args ...any) (it T, ok bool, err error) {
+// A loaded is an item as it was loaded, and what of it may not be changed by AfterFind.
+type loaded[T any] struct {
+	item  T
+	key   any
+	claim Claimable
+}
+
+// load runs finished SQL, and makes an item of its one row, if there is one; amend, if it is not nil, changes what the row says.
+func (m *items[T]) load(ctx context.Context, pool gorm.ConnPool, amend func(*Claimable), text string, args ...any) (l loaded[T], ok bool, err error) {
 	rows, err := pool.QueryContext(ctx, text, args...)
 	if err != nil {
-		return it, false, err
+		return l, false, err
 	}
 	defer rows.Close()
 	if !rows.Next() {
-		return it, false, rows.Err()
+		return l, false, rows.Err()
 	}
-	if err := cmp.Or(m.scan(ctx, rows, &it), rows.Close()); err != nil {
-		return it, false, err
+	if err := cmp.Or(m.scan(ctx, rows, &l.item), rows.Close(), rows.Err()); err != nil {
+		return l, false, err
 	}
+	claim := m.claimable(&l.item)
 	if amend != nil {
-		amend(&it)
+		amend(claim)
 	}
-	if hook, ok := any(&it).(callbacks.AfterFindInterface); ok && m.schema.AfterFind {
+	l.key, _ = m.keyOf(ctx, &l.item)
+	l.claim = *claim
+	if hook, ok := any(&l.item).(callbacks.AfterFindInterface); ok && m.schema.AfterFind {
 		err = hook.AfterFind(m.session(ctx, pool))
 	}
-	return it, true, err
+	return l, true, err
 }
 
 // scan reads a row of {columns} into an item, by the means of GORM.

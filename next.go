@@ -12,29 +12,13 @@ import (
 	"gorm.io/gorm/clause"
 )
 
-// plugged reports whether plugins of the caller's may have a say in what GORM sends for a model of the caller's.
-func (m *items[T]) plugged() bool {
-	if _, own := any((*T)(nil)).(*Item); own {
-		return false
-	}
-	for name := range m.db.Plugins {
-		if name != "gorm:db_resolver" && name != tablesPlugin("").Name() {
-			return true
-		}
-	}
-	return false
-}
-
 // takeNext claims the item that waited longest and that nobody else is about to take, and returns it, and who owned it before. One UPDATE.
-func (m *items[T]) takeNext(ctx context.Context, owner, stepID string, ttl time.Duration, now time.Time, scopes []func(*gorm.DB) *gorm.DB) (it T, before string, ok bool, err error) {
-	amend := func(it *T) {
-		c := m.claimable(it)
-		before, c.Owner = c.Owner, owner
-	}
+func (m *items[T]) takeNext(ctx context.Context, owner, stepID string, ttl time.Duration, now time.Time, scopes []func(*gorm.DB) *gorm.DB) (l loaded[T], before string, ok bool, err error) {
+	amend := func(c *Claimable) { before, c.Owner = c.Owner, owner }
 	err = m.attempt(ctx, func(ctx context.Context, pool gorm.ConnPool) error {
 		args := []any{clockArg(now), owner, stepID, ttlMicros(ttl)}
-		if len(scopes) == 0 && !m.plugged() {
-			it, ok, err = m.load(ctx, pool, amend, m.sql.takeFirst, args...)
+		if _, item := any((*T)(nil)).(*Item); item && len(scopes) == 0 {
+			l, ok, err = m.load(ctx, pool, amend, m.sql.takeFirst, args...)
 			return err
 		}
 		next, err := m.next(m.dry(ctx, pool), m.sql.pickNext, scopes)
@@ -50,10 +34,10 @@ func (m *items[T]) takeNext(ctx context.Context, owner, stepID string, ttl time.
 		if err := m.build(next); err != nil {
 			return err
 		}
-		it, ok, err = m.load(ctx, pool, amend, m.sql.takeNext(next.Statement.SQL.String()), next.Statement.Vars...)
+		l, ok, err = m.load(ctx, pool, amend, m.sql.takeNext(next.Statement.SQL.String()), next.Statement.Vars...)
 		return err
 	})
-	return it, before, ok, err
+	return l, before, ok, err
 }
 
 // peekNext looks at the item that waited longest. One SELECT.
