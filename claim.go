@@ -21,7 +21,7 @@ import (
 const maxKey = 255
 
 // A Claimable is what a row needs to be claimed. Embed it in a model of your own, beside its primary key of one column, and GORM's AutoMigrate
-// brings its columns, claim_…, and an index for [ClaimNext]. Embed the struct itself, without a prefix. It is this package's to write, but for
+// (which is not for several processes at once) brings its columns, claim_…, and an index for [ClaimNext]. Embed the struct itself, without a prefix. It is this package's to write, but for
 // Done: GORM writes the other columns when it creates a row, and then leaves them, so that a Save of your own frees no claim. (It does put
 // Revision back, which costs a claim that is held its next save: prefer to update the columns that you mean.) A model with a Done of its own
 // finishes an item by Claimable.Done.

@@ -123,7 +123,7 @@ func (l *literals) BindVarTo(w clause.Writer, _ *gorm.Statement, value any) {
 }
 
 // columnsOf resolves the columns that Save is told to write, by their names in the table or in Go; all of the model's own if it is told none.
-// The times that GORM keeps up to date are always among them.
+// The revision, Done and the times that are kept up to date are always among them.
 func (m *items[T]) columnsOf(names []string) (columns []*schema.Field, err error) {
 	if len(names) == 0 {
 		return m.sql.saved, nil
@@ -140,7 +140,8 @@ func (m *items[T]) columnsOf(names []string) (columns []*schema.Field, err error
 	_, item := any(new(T)).(ownRow)
 	for _, f := range m.sql.saved {
 		f = m.schema.FieldsByDBName[f.DBName]
-		if (f.AutoUpdateTime > 0 || ofClaim(f) || item && f.DBName == "updated_at") && !slices.Contains(columns, f) {
+		always := f.DBName == "claim_revision" || f.DBName == "claim_done" || f.AutoUpdateTime > 0 || item && f.DBName == "updated_at"
+		if always && !slices.Contains(columns, f) {
 			columns = append(columns, f)
 		}
 	}
