@@ -21,10 +21,10 @@ import (
 const maxKey = 255
 
 // A Claimable is what a row needs to be claimed. Embed it in a model of your own, beside its primary key of one column, and GORM's AutoMigrate
-// (which is not for several processes at once) brings its columns, claim_…, and an index for [ClaimNext]. Embed the struct itself, without a prefix. It is this package's to write, but for
-// Done: GORM writes the other columns when it creates a row, and then leaves them, so that a Save of your own frees no claim. (It does put
-// Revision back, which costs a claim that is held its next save: prefer to update the columns that you mean.) A model with a Done of its own
-// finishes an item by Claimable.Done.
+// (which is not for several processes at once) brings its columns, claim_…, and an index for [ClaimNext]. Embed the struct itself, without a
+// prefix. It is this package's to write, but for Done: GORM writes the other columns when it creates a row, and then leaves them, so that a Save
+// of your own frees no claim. (It does put Revision back, which costs a claim that is held its next save: prefer to update the columns that you
+// mean.) A model with a Done of its own finishes an item by Claimable.Done.
 //
 // As in a [Record], the table keeps the times as microseconds since the Unix epoch.
 type Claimable struct {
@@ -201,8 +201,8 @@ func ClaimAs[T any, M Model[T]](ctx context.Context, db *gorm.DB, key any, owner
 	return newHolder(m, l, sent, seen.ranOut(), ttl, now), nil
 }
 
-// ClaimNext is [ClaimAs], or with an [Item] [Claim], of the row that waited longest: of those that nobody has claimed, or whose claim ran out, the one that was claimed
-// the longest ago, if ever. So a row whose workers keep dying goes to the back of the queue, and its Attempts tell.
+// ClaimNext is [ClaimAs], or with an [Item] [Claim], of the row that waited longest: of those that nobody has claimed, or whose claim ran out,
+// the one that was claimed the longest ago, if ever. So a row whose workers keep dying goes to the back of the queue, and its Attempts tell.
 //
 // It never takes a live claim, the owner's own included. Scopes narrow the choice, by Where and Joins; anything else in them is [ErrInvalid].
 //

@@ -144,7 +144,8 @@ func (h *HolderOf[T]) note(change func(*Claimable)) {
 //
 // It may block on the database, as [TryAcquire] does, and on a save that was begun before. The error is [ErrLost] when the claim is lost, and
 // then nothing was written; [ErrInvalid] for another row's key, an unknown column, or an [Item]'s payload that is not JSON, before any SQL;
-// another if a hook, a field or a plugin adds a condition that the row does not meet; else what the database or a hook said. After such an error it may still have been written, now or later: save again, which replaces it whenever it lands.
+// another if a hook, a field or a plugin adds a condition that the row does not meet; else what the database or a hook said. After such an error
+// it may still have been written, now or later: save again, which replaces it whenever it lands.
 func (h *HolderOf[T]) Save(ctx context.Context, it T, columns ...string) error {
 	err := checkCtx(ctx)
 	if err == nil {
@@ -164,8 +165,8 @@ func (h *HolderOf[T]) Save(ctx context.Context, it T, columns ...string) error {
 // [HolderOf.Item] stays as it was, since the transaction may be rolled back. After the commit go on with the value that was saved: a later save
 // of Item would put back what it was, and Done. Save, Renew and Release are not part of the transaction: they commit on their own, at once or, if
 // they have to wait for it, after it. Until the transaction ends, it holds up the claim's renewals, and whoever wants to claim the row: save
-// last. On Postgres the server ends the session if the transaction then lies idle for the TTL. Outside a
-// transaction it is [ErrInvalid]. After [ErrLost] roll the transaction back.
+// last. On Postgres the server ends the session if the transaction then lies idle for the TTL. Outside a transaction it is [ErrInvalid]. After
+// [ErrLost] roll the transaction back.
 func (h *HolderOf[T]) SaveIn(tx *gorm.DB, it T, columns ...string) error {
 	op := h.op("save")
 	on, err := openTx(tx)

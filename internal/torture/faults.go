@@ -45,8 +45,8 @@ var kinds = []kind{
 	{"freeze", "SIGSTOP for longer than a TTL, then SIGCONT", onProcess, 12, always, sqliteOnly, freeze}, // perhaps with SQLite's lock in hand
 	{"stop", "SIGTERM with work in progress, and a restart", onProcess, 8, always, never, stopPolitely},
 	{"resign", "the leader resigns, with work that takes a while to end", onLeader, 6, always, never, resign},
-	{"return", "the leader's work returns by itself", onLeader, 2, always, never, func(c *conductor, ctx context.Context, p *process) { c.tell(ctx, p, "return", 0) }},
-	{"exhaust", "the work takes every connection of its pool", onLeader, 4, always, never, func(c *conductor, ctx context.Context, p *process) { c.tell(ctx, p, "exhaust", c.between(0.5, 1.5)) }},
+	{"return", "the leader's work returns by itself", onLeader, 2, always, never, told("return", 0, 0)},
+	{"exhaust", "the work takes every connection of its pool", onLeader, 4, always, never, told("exhaust", 0.5, 1.5)},
 	{"clock", "the process's wall clock jumps, for a while", onProcess, 6, always, never, wallClock},
 	{"overrun", "work goes on after its context has ended", onProcess, 6, always, sqliteOnly, overrun},
 	{"late", "polls and renewals are slow, on the way there or back", onReplica, 10, always, never, lateReplies},
@@ -108,6 +108,11 @@ func (c *conductor) freezeFor(ctx context.Context, p *process, d time.Duration) 
 	p.signal(sigStop, false)
 	pause(ctx, d)
 	p.signal(sigContinue, false)
+}
+
+// told gives the leader an order, for so many TTLs.
+func told(order string, least, most float64) func(*conductor, context.Context, *process) {
+	return func(c *conductor, ctx context.Context, p *process) { c.tell(ctx, p, order, c.between(least, most)) }
 }
 
 // resign hands the lease over, from work that takes a while to wind down.
