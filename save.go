@@ -50,13 +50,15 @@ func (m *items[T]) update(ctx context.Context, on *handle, w *write[T]) (ok bool
 		guard.parts = m.sql.guardIn
 	}
 	revision := m.claimable(&w.item).Revision
+	assigned := m.sql.assigns && !m.plugged()
 	var it T
+	var written []*schema.Field
 	err = on.attempt(ctx, func(ctx context.Context, pool gorm.ConnPool) error {
 		it = w.item
 		update := func(s *gorm.DB) error {
 			s = s.Model(&it)
 			s.Statement.Clauses["WHERE"] = clause.Clause{Name: "WHERE", Expression: clause.Where{Exprs: []clause.Expression{guard}}}
-			if m.sql.assigns && !m.plugged() {
+			if assigned {
 				s.Statement.Clauses["SET"] = clause.Clause{Name: "SET", Expression: assignments{w.columns, revision}}
 			} else {
 				s = s.Select(namesOf(w.columns))
@@ -66,14 +68,16 @@ func (m *items[T]) update(ctx context.Context, on *handle, w *write[T]) (ok bool
 			}
 			s = s.Updates(&it)
 			ok = s.RowsAffected == 1
+			omitted := func(f *schema.Field) bool { return omits(s.Statement, f) && !(assigned && ofClaim(f)) }
+			written = slices.DeleteFunc(slices.Clone(w.columns), omitted)
 			key, _ := m.keyOf(ctx, &it)
 			switch {
 			case s.Error != nil:
 				return s.Error
 			case !sameKey(key, w.key):
 				return invalid("T", "%T has a hook that changes its key", it)
-			case m.claimable(&it).Revision != revision:
-				return invalid("T", "%T has a hook that changes its claim", it)
+			case m.claimable(&it).Revision != revision, slices.ContainsFunc(w.columns, func(f *schema.Field) bool { return omitted(f) && ofClaim(f) }):
+				return invalid("T", "%T has a hook, or its handle a plugin, that changes its claim or leaves it out", it)
 			}
 			return nil
 		}
@@ -89,7 +93,7 @@ func (m *items[T]) update(ctx context.Context, on *handle, w *write[T]) (ok bool
 		return all(m.session(ctx, pool))
 	})
 	err = ignore(err, func(err error) bool { return errors.Is(err, errNotSaved) })
-	w.item = it
+	w.item, w.columns = it, written
 	return ok, err
 }
 
