@@ -3,6 +3,7 @@ package lease_test
 import (
 	"context"
 	"database/sql"
+	"encoding/json"
 	"errors"
 	"strings"
 	"sync/atomic"
@@ -616,6 +617,206 @@ func TestAHookOfAClaimMayUseTheOnlyConnection(t *testing.T) { // C34, C35
 		must(t, err)
 		if n := notes(t, gdb); n != 2 {
 			t.Errorf("%d notes were written", n)
+		}
+	})
+}
+
+func TestACharacterIsEscapedInEitherCaseAndByBothOfItsHalves(t *testing.T) {
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := db.Open(t)
+		if err := lease.EnsureSchema(gdb); err != nil {
+			t.Fatal(err)
+		}
+		for payload, valid := range map[string]bool{
+			`"\ud83d\ude00"`: true, `"\uD83D\uDE00"`: true, `"\udabc\udc00"`: true, `"\uDABC\uDFFF"`: true, `"\uDBFF\udfff"`: true,
+			`"\ud83d"`: false, `"\uD83D"`: false, `"\ude00"`: false, `"\uDE00"`: false, `"\uDFFF\uDBFF"`: false, `"\udc00"`: false,
+			`"\ud83d\\\ude00"`: false, `"\ud83d\ud83d\ude00\ude00"`: false, `"\\\ude00"`: false, `"\\ude00"`: true,
+		} {
+			err := lease.Create(t.Context(), gdb, lease.Item{Key: payload, Payload: json.RawMessage(payload)})
+			if valid && err != nil || !valid && !errors.Is(err, lease.ErrInvalid) {
+				t.Errorf("%s: %v", payload, err)
+			}
+		}
+	})
+}
+
+func TestASaveOfARowWithHooksIsLostOnceTheRowBearsTheClaimNoMore(t *testing.T) {
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := withRow(t, db, housed{ID: 1})
+		for _, change := range []string{
+			"UPDATE houseds SET claim_epoch = claim_epoch + 1", "UPDATE houseds SET claim_owner = 'B'", "DELETE FROM houseds",
+		} {
+			must(t, gdb.Exec("UPDATE houseds SET claim_owner = ''").Error)
+			h := claimHoused(t, gdb)
+			must(t, gdb.Exec(change).Error)
+			if err := h.Save(t.Context(), h.Item()); !errors.Is(err, lease.ErrLost) {
+				t.Errorf("after %s: %v", change, err)
+			}
+		}
+	})
+}
+
+type lapse struct{ until }
+
+func (lapse) QueryClauses(f *schema.Field) []clause.Interface {
+	return where(clause.Gt{Column: f.DBName, Value: time.Now()}, clause.Neq{Column: "text", Value: "gone"})
+}
+
+type nul string
+
+func (nul) QueryClauses(f *schema.Field) []clause.Interface {
+	return where(clause.Neq{Column: f.DBName, Value: "a\x00b"})
+}
+
+type nulled struct {
+	ID   uint
+	Text nul
+	lease.Claimable
+}
+
+type lapsing struct {
+	ID    uint
+	Text  string
+	Lapse lapse
+	lease.Claimable
+}
+
+func TestAFieldsConditionThatEndsWithAConstantMayStillBeMoreThanConstants(t *testing.T) {
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		willNotDo[lapsing](t, db.Open(t))
+	})
+}
+
+func TestAFieldsConditionWithANULIsInvalid(t *testing.T) {
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		willNotDo[nulled](t, db.Open(t))
+	})
+}
+
+type level int
+
+func (level) QueryClauses(f *schema.Field) []clause.Interface {
+	return where(clause.Lt{Column: f.DBName, Value: 16}, clause.Gt{Column: f.DBName, Value: -16}, clause.Expr{SQL: "COALESCE(?, 1) = 1", Vars: []any{nil}})
+}
+
+type levelled struct {
+	ID    uint
+	Level level
+	lease.Claimable
+}
+
+func TestAFieldsConditionMayHaveAnyNumberAndNULL(t *testing.T) {
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := withRow(t, db, levelled{ID: 1, Level: 15})
+		must(t, gdb.Create([]levelled{{ID: 2, Level: 16}, {ID: 3, Level: -15}, {ID: 4, Level: -16}}).Error)
+		for id, want := range map[uint]error{1: nil, 2: gorm.ErrRecordNotFound, 3: nil, 4: gorm.ErrRecordNotFound} {
+			if _, err := lease.ClaimAs[levelled](t.Context(), gdb, id, "A", "", time.Minute, nil); !errors.Is(err, want) {
+				t.Errorf("row %d: %v", id, err)
+			}
+		}
+	})
+}
+
+func TestAnItemOfGORMsHasAPayloadThatIsNull(t *testing.T) {
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := db.Open(t)
+		must(t, lease.EnsureSchema(gdb))
+		must(t, gdb.Create(&lease.Item{Key: "k"}).Error)
+		it, _, err := lease.Load(t.Context(), gdb, "k")
+		if err != nil || string(it.Payload) != "null" {
+			t.Errorf("written without one: %q, %v", it.Payload, err)
+		}
+		var none lease.Item
+		if err := gdb.Raw("SELECT 'k' AS key, NULL AS payload").Scan(&none).Error; err != nil || string(none.Payload) != "null" {
+			t.Errorf("read where there is none, as an outer join does: %q, %v", none.Payload, err)
+		}
+	})
+}
+
+func TestAnErrorNamesAKeyOfBytesAsText(t *testing.T) {
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		_, err := lease.ClaimAs[lease.Item](t.Context(), db.Open(t), []byte("b\x01"), "A", "", 0, nil)
+		if want := `lease: claim "b\x01": `; err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%v does not begin with %s", err, want)
+		}
+	})
+}
+
+func TestANamedColumnOfAnEmbeddedStructThatIsNilIsSavedAndRemembered(t *testing.T) {
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := withRow(t, db, housed{ID: 1, Door: &door{"first", 1}})
+		h := claimHoused(t, gdb)
+		must(t, h.Save(t.Context(), housed{}, "door_name"))
+		if n := ask[int](t, gdb, "SELECT count(*) FROM houseds WHERE door_name IS NULL AND door_number = 1"); n != 1 || *h.Item().Door != (door{"", 1}) {
+			t.Errorf("%d rows have no name for their door, and Item has %+v", n, h.Item().Door)
+		}
+	})
+}
+
+// A filtering is a plugin that lets updates be of rows alone whose level is low.
+type filtering struct{}
+
+func (filtering) Name() string { return "filtering" }
+func (filtering) Initialize(db *gorm.DB) error {
+	return db.Callback().Update().Before("gorm:update").Register("filtering", func(db *gorm.DB) {
+		db.Statement.AddClause(clause.Where{Exprs: []clause.Expression{clause.Expr{SQL: "level < 10"}}})
+	})
+}
+
+func TestASaveThatAPluginsConditionStopsIsAnErrorAndNoLoss(t *testing.T) {
+	for how, use := range map[string]func(*gorm.DB) error{
+		"a plugin":   func(db *gorm.DB) error { return db.Use(filtering{}) },
+		"a callback": filtering{}.Initialize, // A DEFECT: fails on the code as it is
+	} {
+		t.Run(how, func(t *testing.T) {
+			dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+				withRow(t, db, levelled{ID: 1, Level: 15})
+				gdb := db.Open(t)
+				must(t, use(gdb))
+				h, err := lease.ClaimAs[levelled](t.Context(), gdb, 1, "A", "", time.Minute, nil)
+				must(t, err)
+				if err := h.Save(t.Context(), h.Item()); err == nil || errors.Is(err, lease.ErrLost) {
+					t.Errorf("Save is %v", err)
+				}
+				must(t, h.Renew(t.Context()))
+			})
+		})
+	}
+}
+
+// A choosy row's hook leaves one column out, or all but one.
+type choosy struct {
+	ID        uint
+	Text      string
+	Other     string
+	Checked   string `gorm:"<-:update"`
+	UpdatedAt time.Time
+	lease.Claimable
+}
+
+func (c *choosy) BeforeUpdate(tx *gorm.DB) error {
+	switch c.Text {
+	case "omits":
+		tx.Statement.Omit("other")
+	case "selects":
+		tx.Statement.Select("text")
+	}
+	return nil
+}
+
+func TestASaveWhoseHookLeavesColumnsOutWritesTheRestAndTheTime(t *testing.T) {
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := withRow(t, db, choosy{ID: 1, UpdatedAt: time.Unix(1, 0)})
+		h, err := lease.ClaimAs[choosy](t.Context(), gdb, 1, "A", "", time.Minute, nil)
+		must(t, err)
+		for text, checked := range map[string]string{"omits": "yes", "selects": ""} {
+			must(t, gdb.Exec("UPDATE choosies SET text = '', other = '', checked = '', updated_at = '2000-01-01'").Error)
+			must(t, h.Save(t.Context(), choosy{Text: text, Other: "other", Checked: "yes"}))
+			var row choosy
+			must(t, gdb.Take(&row).Error)
+			if row.Text != text || row.Other != "" || row.Checked != checked || time.Since(row.UpdatedAt) > time.Hour {
+				t.Errorf("of a hook that %s the row is %+v", text, row)
+			}
 		}
 	})
 }

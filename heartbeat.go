@@ -104,18 +104,24 @@ func (c *claim) release(ctx context.Context, keep bool) error {
 	if err != nil {
 		return err
 	}
-	if !released && c.soleRelease() {
-		_ = c.end(ErrLost, byTakeover) // a renewal may have taken it for the release's doing
-		return ErrLost
+	if !released && c.refuted() {
+		return c.end(ErrLost, byTakeover)
 	}
 	return unlessReleased(c.end(errReleased, byRelease))
 }
 
-// soleRelease reports whether no other release was sent, one that may have landed.
-func (c *claim) soleRelease() bool {
+// refuted reports whether a release that changed nothing proves that the claim is lost, as no other was sent, one that may have landed. What a
+// renewal took for the release's doing is then known to be a loss.
+func (c *claim) refuted() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.leaving == 1
+	if c.leaving > 1 {
+		return false
+	}
+	if errors.Is(c.over, errReleased) {
+		c.over = ErrLost
+	}
+	return true
 }
 
 func unlessReleased(err error) error {

@@ -17,6 +17,7 @@ type write[T any] struct {
 	item     T
 	columns  []*schema.Field
 	from, to int64 // the revisions that the row may have
+	narrowed bool  // a hook, a field or a plugin has added a condition
 }
 
 // writes reports whether a column is written.
@@ -68,6 +69,7 @@ func (m *items[T]) update(ctx context.Context, on *handle, w *write[T]) (ok bool
 			}
 			s = s.Updates(&it)
 			ok = s.RowsAffected == 1
+			w.narrowed = m.narrowed(s.Statement, assigned)
 			omitted := func(f *schema.Field) bool { return omits(s.Statement, f) && !(assigned && ofClaim(f)) }
 			written = slices.DeleteFunc(slices.Clone(w.columns), omitted)
 			key, _ := m.keyOf(ctx, &it)
@@ -99,9 +101,24 @@ func (m *items[T]) update(ctx context.Context, on *handle, w *write[T]) (ok bool
 
 var errNotSaved = errors.New("not saved")
 
-// hindered says why a save that wrote nothing did not, if it was not for the claim: hooks, fields and plugins may add conditions of their own.
+// narrowed reports whether an UPDATE has got more conditions than the guard and those that GORM adds.
+func (m *items[T]) narrowed(s *gorm.Statement, assigned bool) bool {
+	expected := 1
+	for _, c := range m.schema.UpdateClauses {
+		if _, soft := c.(gorm.SoftDeleteUpdateClause); soft {
+			expected++
+		}
+	}
+	if !assigned {
+		expected++ // the key, again
+	}
+	where, _ := s.Clauses["WHERE"].Expression.(clause.Where)
+	return len(where.Exprs) > expected
+}
+
+// hindered says why a save that wrote nothing did not, if it was not for the claim. One SELECT, if it may have been for another condition.
 func (m *items[T]) hindered(ctx context.Context, on *handle, w *write[T]) error {
-	if _, own := any(&w.item).(*Item); own || m.sql.assigns && !m.hooks() && !m.plugged() {
+	if !w.narrowed {
 		return nil
 	}
 	p, err := m.peekIn(ctx, on, w.key, time.Time{})
