@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -12,12 +13,30 @@ import (
 	"gorm.io/gorm/clause"
 )
 
+// unnarrowed reports whether nobody but scopes can narrow a query for items.
+func (m *items[T]) unnarrowed() bool {
+	_, item := any((*T)(nil)).(*Item)
+	return item || !m.plugged() && onlyOwnCallbacks(m.db)
+}
+
+// onlyOwnCallbacks reports whether a query runs no callbacks but GORM's own. GORM cannot be asked, so this looks inside; where that is not as
+// it expects, the answer is no.
+func onlyOwnCallbacks(db *gorm.DB) bool {
+	queries := db.Callback().Query()
+	own := []string{"gorm:query", "gorm:preload", "gorm:after_query"}
+	if db.Plugins["gorm:db_resolver"] != nil {
+		own = append(own, "gorm:db_resolver")
+	}
+	all := reflect.ValueOf(queries).Elem().FieldByName("callbacks")
+	return all.Kind() == reflect.Slice && all.Len() == len(own) && !slices.ContainsFunc(own, func(name string) bool { return queries.Get(name) == nil })
+}
+
 // takeNext claims the item that waited longest and that nobody else is about to take, and returns it, and who owned it before. One UPDATE.
 func (m *items[T]) takeNext(ctx context.Context, owner, stepID string, ttl time.Duration, now time.Time, scopes []func(*gorm.DB) *gorm.DB) (l loaded[T], before string, ok bool, err error) {
 	amend := func(c *Claimable) { before, c.Owner = c.Owner, owner }
 	err = m.attempt(ctx, func(ctx context.Context, pool gorm.ConnPool) error {
 		args := []any{clockArg(now), owner, stepID, ttlMicros(ttl)}
-		if _, item := any((*T)(nil)).(*Item); item && len(scopes) == 0 {
+		if len(scopes) == 0 && m.unnarrowed() {
 			l, ok, err = m.load(ctx, pool, amend, m.sql.takeFirst, args...)
 			return err
 		}

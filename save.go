@@ -46,60 +46,63 @@ func (m *items[T]) save(ctx context.Context, on *handle, w *write[T]) (ok bool, 
 
 // update is a save through GORM.
 func (m *items[T]) update(ctx context.Context, on *handle, w *write[T]) (ok bool, err error) {
+	var tried write[T]
+	err = on.attempt(ctx, func(ctx context.Context, pool gorm.ConnPool) error {
+		tried = *w
+		send := func(s *gorm.DB) (err error) {
+			if ok, err = m.send(s, on.inTx, &tried); err == nil && !ok {
+				err = errNotSaved
+			}
+			return err
+		}
+		if _, isTx := pool.(gorm.TxCommitter); !isTx && (m.hooks() || m.plugged() && !m.db.SkipDefaultTransaction) {
+			return m.session(ctx, pool).Transaction(send)
+		}
+		return send(m.session(ctx, pool))
+	})
+	*w = tried
+	return ok, ignore(err, func(err error) bool { return errors.Is(err, errNotSaved) })
+}
+
+var errNotSaved = errors.New("not saved")
+
+// send carries out the UPDATE, and leaves w as it went.
+func (m *items[T]) send(s *gorm.DB, inTx bool, w *write[T]) (ok bool, err error) {
 	guard := condition{m.sql.guard, []any{w.key, w.owner, w.epoch, w.from, w.to}}
-	if on.inTx {
+	if inTx {
 		guard.parts = m.sql.guardIn
 	}
 	revision := m.claimable(&w.item).Revision
 	assigned := m.sql.assigns && !m.plugged()
-	var it T
-	var written []*schema.Field
-	err = on.attempt(ctx, func(ctx context.Context, pool gorm.ConnPool) error {
-		it = w.item
-		update := func(s *gorm.DB) error {
-			s = s.Model(&it)
-			s.Statement.Clauses["WHERE"] = clause.Clause{Name: "WHERE", Expression: clause.Where{Exprs: []clause.Expression{guard}}}
-			if assigned {
-				s.Statement.Clauses["SET"] = clause.Clause{Name: "SET", Expression: assignments{w.columns, revision}}
-			} else {
-				s = s.Select(namesOf(w.columns))
-			}
-			if len(m.schema.Relationships.Relations) > 0 {
-				s = s.Omit(clause.Associations)
-			}
-			s = s.Updates(&it)
-			ok = s.RowsAffected == 1
-			w.narrowed = m.narrowed(s.Statement, assigned)
-			omitted := func(f *schema.Field) bool { return omits(s.Statement, f) && !(assigned && ofClaim(f)) }
-			written = slices.DeleteFunc(slices.Clone(w.columns), omitted)
-			key, _ := m.keyOf(ctx, &it)
-			switch {
-			case s.Error != nil:
-				return s.Error
-			case !sameKey(key, w.key):
-				return invalid("T", "%T has a hook that changes its key", it)
-			case m.claimable(&it).Revision != revision, slices.ContainsFunc(w.columns, func(f *schema.Field) bool { return omitted(f) && ofClaim(f) }):
-				return invalid("T", "%T has a hook, or its handle a plugin, that changes its claim or leaves it out", it)
-			}
-			return nil
-		}
-		all := func(s *gorm.DB) error {
-			if err := update(s); err != nil || ok || on.inTx {
-				return err
-			}
-			return errNotSaved
-		}
-		if _, isTx := pool.(gorm.TxCommitter); !isTx && (m.hooks() || m.plugged() && !m.db.SkipDefaultTransaction) {
-			return m.session(ctx, pool).Transaction(all)
-		}
-		return all(m.session(ctx, pool))
-	})
-	err = ignore(err, func(err error) bool { return errors.Is(err, errNotSaved) })
-	w.item, w.columns = it, written
-	return ok, err
+	s = s.Model(&w.item)
+	s.Statement.Clauses["WHERE"] = clause.Clause{Name: "WHERE", Expression: clause.Where{Exprs: []clause.Expression{guard}}}
+	if assigned {
+		s.Statement.Clauses["SET"] = clause.Clause{Name: "SET", Expression: assignments{w.columns, revision}}
+	} else {
+		s = s.Select(namesOf(w.columns))
+	}
+	if len(m.schema.Relationships.Relations) > 0 {
+		s = s.Omit(clause.Associations)
+	}
+	if s = s.Updates(&w.item); s.Error != nil {
+		return false, s.Error
+	}
+	w.narrowed = m.narrowed(s.Statement, assigned)
+	written := w.columns
+	if omitting(s.Statement) {
+		written = slices.DeleteFunc(slices.Clone(written), func(f *schema.Field) bool { return omits(s.Statement, f) && !(assigned && ofClaim(f)) })
+	}
+	lacks := func(f *schema.Field) bool { return !slices.Contains(written, f) && ofClaim(f) }
+	key, _ := m.keyOf(s.Statement.Context, &w.item)
+	switch {
+	case !sameKey(key, w.key):
+		return false, invalid("T", "%T has a hook that changes its key", w.item)
+	case m.claimable(&w.item).Revision != revision, slices.ContainsFunc(w.columns, lacks):
+		return false, invalid("T", "%T has a hook, or its handle a plugin, that changes its claim or leaves it out", w.item)
+	}
+	w.columns = written
+	return s.RowsAffected == 1, nil
 }
-
-var errNotSaved = errors.New("not saved")
 
 // narrowed reports whether an UPDATE has got more conditions than the guard and those that GORM adds.
 func (m *items[T]) narrowed(s *gorm.Statement, assigned bool) bool {
@@ -163,9 +166,14 @@ func (a assignments) Build(b clause.Builder) {
 	}
 }
 
-// omits reports whether a hook has told its statement to leave a field out.
+// omitting reports whether a statement may leave fields out, as a hook has told it.
+func omitting(s *gorm.Statement) bool {
+	return len(s.Selects) > 0 || slices.ContainsFunc(s.Omits, func(name string) bool { return name != clause.Associations })
+}
+
+// omits reports whether a statement leaves a field out.
 func omits(s *gorm.Statement, f *schema.Field) bool {
-	if len(s.Selects) == 0 && !slices.ContainsFunc(s.Omits, func(name string) bool { return name != clause.Associations }) {
+	if !omitting(s) {
 		return false
 	}
 	selected, restricted := s.SelectAndOmitColumns(false, true)
