@@ -191,11 +191,11 @@ func ClaimAs[T any, M Model[T]](ctx context.Context, db *gorm.DB, key any, owner
 		return nil, wrap(op, fmt.Errorf("%w: by %q, until %v", ErrHeld, seen.owner, seen.expires))
 	}
 	sent := machineClock()
-	l, taken, err := m.take(ctx, seen, owner, stepID, ttl, clockNow(now))
+	l, err := m.take(ctx, seen, owner, stepID, ttl, clockNow(now))
 	switch {
 	case err != nil:
 		return nil, wrap(op, err)
-	case !taken:
+	case l == nil:
 		return nil, wrap(op, fmt.Errorf("%w: another was faster", ErrHeld))
 	}
 	return newHolder(m, l, sent, seen.ranOut(), ttl, now), nil
@@ -218,8 +218,8 @@ func ClaimNext[T any, M Model[T]](ctx context.Context, db *gorm.DB, owner, stepI
 	for {
 		sent := machineClock()
 		if m.dialect.skipLocked {
-			l, before, taken, err := m.takeNext(ctx, owner, stepID, ttl, clockNow(now), scopes)
-			if err == nil && !taken {
+			l, before, err := m.takeNext(ctx, owner, stepID, ttl, clockNow(now), scopes)
+			if err == nil && l == nil {
 				err = gorm.ErrRecordNotFound
 			}
 			if err != nil {
@@ -231,11 +231,11 @@ func ClaimNext[T any, M Model[T]](ctx context.Context, db *gorm.DB, owner, stepI
 		if err != nil {
 			return nil, wrap(op, err)
 		}
-		l, taken, err := m.take(ctx, seen, owner, stepID, ttl, clockNow(now))
+		l, err := m.take(ctx, seen, owner, stepID, ttl, clockNow(now))
 		if err != nil {
 			return nil, wrap(op, err)
 		}
-		if taken {
+		if l != nil {
 			return newHolder(m, l, sent, seen.ranOut(), ttl, now), nil
 		}
 		if seen.epoch == last.epoch && reflect.DeepEqual(seen.key, last.key) { // it is not to be had, and nobody else was faster

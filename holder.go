@@ -35,7 +35,7 @@ type HolderOf[T any] struct {
 	known, tried int64      // the revision that the row had for certain; the highest that a save has tried to give it
 }
 
-func newHolder[T any](m *items[T], l loaded[T], sent instant, expired bool, ttl time.Duration, now func() time.Time) *HolderOf[T] {
+func newHolder[T any](m *items[T], l *loaded[T], sent instant, expired bool, ttl time.Duration, now func() time.Time) *HolderOf[T] {
 	c := l.claim
 	h := &HolderOf[T]{
 		items: m, hold: hold{key: l.key, owner: c.Owner, epoch: c.Epoch}, stepID: c.StepID, expired: expired, ttl: ttl, now: now,

@@ -150,18 +150,18 @@ func openItems[T any, M Model[T]](db *gorm.DB) (*items[T], error) {
 	if err != nil {
 		return nil, err
 	}
-	var model T
+	model := (*T)(nil)
 	parsed := &gorm.Statement{DB: db}
-	if err := parsed.Parse(&model); err != nil {
+	if err := parsed.Parse(model); err != nil {
 		return nil, invalid("T", "is no model for GORM: %v", err)
 	}
 	m := &items[T]{handle: h, db: db, name: parsed.Schema.Table, schema: parsed.Schema, claimable: func(it *T) *Claimable { return M(it).claimable() }}
 	if n := len(m.schema.PrimaryFields); n != 1 {
-		return nil, invalid("T", "%T has %d columns in its primary key, not one", model, n)
+		return nil, invalid("T", "%T has %d columns in its primary key, not one", *new(T), n)
 	}
 	m.key = m.schema.PrimaryFields[0]
-	h.pool, h.inTx = primary(db, &model)
-	if _, own := any(model).(Item); own {
+	h.pool, h.inTx = primary(db, model)
+	if _, own := any(model).(*Item); own {
 		m.name = h.prefix + itemsTable
 	}
 	if m.sql, err = m.finished(); err != nil {
@@ -309,11 +309,13 @@ func (m *items[T]) create(ctx context.Context, it T) error {
 // find reads a row. One SELECT.
 func (m *items[T]) find(ctx context.Context, key any) (it T, err error) {
 	err = m.attempt(ctx, func(ctx context.Context, pool gorm.ConnPool) error {
-		l, ok, err := m.load(ctx, pool, nil, m.sql.find, key)
-		if err == nil && !ok {
+		l, err := m.load(ctx, pool, nil, m.sql.find, key)
+		if err == nil && l == nil {
 			err = gorm.ErrRecordNotFound
 		}
-		it = l.item
+		if err == nil {
+			it = l.item
+		}
 		return err
 	})
 	return it, err
@@ -364,13 +366,13 @@ func (p *peek) scan(rows *sql.Rows, before ...any) error {
 	return err
 }
 
-// take claims an item as it was seen, if nobody else did since, and returns it. One UPDATE.
-func (m *items[T]) take(ctx context.Context, seen peek, owner, stepID string, ttl time.Duration, now time.Time) (l loaded[T], ok bool, err error) {
+// take claims an item as it was seen, and returns it; nil if somebody else did since. One UPDATE.
+func (m *items[T]) take(ctx context.Context, seen peek, owner, stepID string, ttl time.Duration, now time.Time) (l *loaded[T], err error) {
 	err = m.attempt(ctx, func(ctx context.Context, pool gorm.ConnPool) (err error) {
-		l, ok, err = m.load(ctx, pool, nil, m.sql.take, clockArg(now), seen.key, seen.epoch, owner, stepID, ttlMicros(ttl))
+		l, err = m.load(ctx, pool, nil, m.sql.take, clockArg(now), seen.key, seen.epoch, owner, stepID, ttlMicros(ttl))
 		return err
 	})
-	return l, ok, err
+	return l, err
 }
 
 // A loaded is an item as it was loaded, and what of it may not be changed by AfterFind.
@@ -380,18 +382,19 @@ type loaded[T any] struct {
 	claim Claimable
 }
 
-// load runs finished SQL, and makes an item of its one row, if there is one; amend, if it is not nil, changes what the row says.
-func (m *items[T]) load(ctx context.Context, pool gorm.ConnPool, amend func(*Claimable), text string, args ...any) (l loaded[T], ok bool, err error) {
+// load runs finished SQL, and makes an item of its one row; nil if there is none. Amend, if it is not nil, changes what the row says.
+func (m *items[T]) load(ctx context.Context, pool gorm.ConnPool, amend func(*Claimable), text string, args ...any) (*loaded[T], error) {
 	rows, err := pool.QueryContext(ctx, text, args...)
 	if err != nil {
-		return l, false, err
+		return nil, err
 	}
 	defer rows.Close()
 	if !rows.Next() {
-		return l, false, rows.Err()
+		return nil, rows.Err()
 	}
+	l := new(loaded[T])
 	if err := cmp.Or(m.scan(ctx, rows, &l.item), rows.Close(), rows.Err()); err != nil {
-		return l, false, err
+		return nil, err
 	}
 	claim := m.claimable(&l.item)
 	if amend != nil {
@@ -402,7 +405,7 @@ func (m *items[T]) load(ctx context.Context, pool gorm.ConnPool, amend func(*Cla
 	if hook, ok := any(&l.item).(callbacks.AfterFindInterface); ok && m.schema.AfterFind {
 		err = hook.AfterFind(m.session(ctx, pool))
 	}
-	return l, true, err
+	return l, err
 }
 
 // scan reads a row of {columns} into an item, by the means of GORM.

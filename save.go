@@ -88,20 +88,25 @@ func (m *items[T]) send(s *gorm.DB, inTx bool, w *write[T]) (ok bool, err error)
 		return false, s.Error
 	}
 	w.narrowed = m.narrowed(s.Statement, assigned)
-	written := w.columns
-	if omitting(s.Statement) {
-		written = slices.DeleteFunc(slices.Clone(written), func(f *schema.Field) bool { return omits(s.Statement, f) && !(assigned && ofClaim(f)) })
-	}
-	lacks := func(f *schema.Field) bool { return !slices.Contains(written, f) && ofClaim(f) }
 	key, _ := m.keyOf(s.Statement.Context, &w.item)
 	switch {
 	case !sameKey(key, w.key):
 		return false, invalid("T", "%T has a hook that changes its key", w.item)
-	case m.claimable(&w.item).Revision != revision, slices.ContainsFunc(w.columns, lacks):
+	case m.claimable(&w.item).Revision != revision, omitting(s.Statement) && !w.leaveOut(s.Statement, assigned):
 		return false, invalid("T", "%T has a hook, or its handle a plugin, that changes its claim or leaves it out", w.item)
 	}
-	w.columns = written
 	return s.RowsAffected == 1, nil
+}
+
+// leaveOut forgets the columns that were omitted. It reports whether the claim's were written, as assignments does in any case.
+func (w *write[T]) leaveOut(s *gorm.Statement, assigned bool) bool {
+	claims := true
+	w.columns = slices.DeleteFunc(slices.Clone(w.columns), func(f *schema.Field) bool {
+		omitted := omits(s, f) && !(assigned && ofClaim(f))
+		claims = claims && !(omitted && ofClaim(f))
+		return omitted
+	})
+	return claims
 }
 
 // narrowed reports whether an UPDATE has got more conditions than the guard and those that GORM adds.
