@@ -236,7 +236,6 @@ func (r *run) follow(ctx context.Context) *tenure {
 
 // consider polls once and takes the lease if the rules of the watch allow it. Otherwise it says when to poll again.
 func (r *run) consider(ctx context.Context) (t *tenure, wait time.Duration, err error) {
-	asked := r.clock()
 	row, err := ask(ctx, r.flight, r.patience(), r.store.poll)
 	if err == nil {
 		err = ctx.Err() // nothing is taken any more
@@ -244,11 +243,8 @@ func (r *run) consider(ctx context.Context) (t *tenure, wait time.Duration, err 
 	if err != nil {
 		return nil, 0, err
 	}
-	now := watchFrom(asked, r.clock())
+	now := r.clock()
 	r.watch.note(row, now, r.ttl)
-	if inherits(row, r.holder) {
-		return newTenure(ctx, Term{Name: r.name, Holder: r.holder, Epoch: row.Epoch}, now, r.ttl, r.clock), 0, nil
-	}
 	holder, until := r.watch.leader()
 	r.observe(holder, until, r.watch.epoch)
 
@@ -297,7 +293,7 @@ func (r *run) take(ctx context.Context, g guard) (*tenure, error) {
 			}
 			r.watch.lead(a.term.Epoch)
 			r.hear()
-			t := newTenure(ctx, a.term, trustFrom(sent, r.clock()), r.ttl, r.clock)
+			t := newTenure(ctx, a.term, sent, r.ttl, r.clock)
 			if t.leads() {
 				return t, nil
 			}
@@ -415,9 +411,6 @@ func (r *run) attend(ctx context.Context, t *tenure, finished <-chan ending) end
 			due.Reset(r.judge(t, a))
 		case <-cancelled:
 			cancelled = nil
-			if mayRelease() {
-				r.release(t.term)
-			}
 			if over != nil {
 				draining = true
 				remind.Reset(r.reminders())
@@ -450,7 +443,7 @@ func (r *run) renew(attempts context.Context, t *tenure, answers chan<- renewal)
 		a := renewal{sent: sent}
 		a.renewed, a.err = r.store.renew(ctx, t.term)
 		answered := r.clock()
-		a.sent, a.took = trustFrom(sent, answered), answered.mono-sent.mono
+		a.took = answered.mono - sent.mono
 		if a.err == nil && !a.renewed {
 			a.row, a.err = r.store.poll(ctx)
 		}

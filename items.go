@@ -192,7 +192,7 @@ func (m *items[T]) finish(visible string) *itemStatements {
 	text := func(sql string) string { return m.text(sql, visible) }
 	s := &itemStatements{
 		find: text(findItemSQL), peek: text(peekItemSQL), take: text(takeItemSQL),
-		renew: text(renewItemSQL), release: text(releaseItemSQL), fence: text(fencing(m.dialect.fence)),
+		renew: text(renewItemSQL), release: text(releaseItemSQL), fence: text(m.dialect.fence),
 		free: composed(text(freeSQL)), order: composed(text(orderSQL)), pickNext: composed(text(pickNextSQL)), peekNext: composed(text(peekNextSQL)),
 		save: text(saveItemSQL), saveIn: text(saveItemSQL),
 		mend:  "the table " + m.table() + " is missing, or lacks a column that is named; AutoMigrate brings those of the model",

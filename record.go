@@ -154,7 +154,7 @@ func (d *dialect) statements(table string) *statements {
 	known, _ := statementsOf.LoadOrStore(key, &statements{
 		name: table, table: quoted, mend: "the table " + quoted + " is missing, or of an older version; EnsureSchema mends that",
 		poll: text(pollSQL), list: text(listSQL), seed: text(seedSQL), take: text(takeSQL), renew: text(renewSQL),
-		releaseHeld: text(releaseHeldSQL), releaseTerm: text(releaseTermSQL), fence: text(fencing(d.fence)),
+		releaseHeld: text(releaseHeldSQL), releaseTerm: text(releaseTermSQL), fence: text(d.fence),
 	})
 	return known.(*statements)
 }

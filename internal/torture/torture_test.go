@@ -22,10 +22,6 @@ func TestTheHarnessCatchesEveryBrokenRule(t *testing.T) {
 	if testing.Short() {
 		t.Skip("each takes half a minute")
 	}
-	program := filepath.Join(t.TempDir(), "torture")
-	if out, err := exec.Command("go", "build", "-tags", "lease_broken", "-o", program, ".").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
 	for _, tc := range []struct{ rule, backend, faults, replicas, violated string }{
 		{"deadline-from-reply", "sqlite", "late-take", "2", "trust"}, // so that the other one takes over
 		{"inherited-row", "sqlite", "kill", "4", "trust"},
@@ -38,9 +34,8 @@ func TestTheHarnessCatchesEveryBrokenRule(t *testing.T) {
 			if tc.faults == "late-step" && !dbtest.HasFakeClock() {
 				t.Skip("no libfaketime to step the server's clock with: apt-get install libfaketime")
 			}
-			cmd := exec.Command(program, "-backend", tc.backend, "-faults", tc.faults, "-duration", "30s", "-seed", "1",
+			cmd := exec.Command(buildBroken(t, tc.rule), "-backend", tc.backend, "-faults", tc.faults, "-duration", "30s", "-seed", "1",
 				"-replicas", tc.replicas, "-workers", "0", "-clients", "0", "-out", t.TempDir())
-			cmd.Env = append(os.Environ(), "LEASE_BROKEN="+tc.rule)
 			out, err := cmd.CombinedOutput()
 			var exit *exec.ExitError
 			switch {
