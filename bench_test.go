@@ -56,7 +56,7 @@ func BenchmarkRenewal(b *testing.B) {
 					return err
 				},
 				raw(h.statements.renew, func() []any {
-					return []any{nil, "job", "A", int64(1), time.Hour.Microseconds(), (time.Hour / 3).Microseconds(), int64(1<<63 - 1)}
+					return []any{nil, "job", "A", int64(1), time.Hour.Microseconds(), (time.Hour / 3).Microseconds()}
 				}),
 				raw(strings.ReplaceAll("UPDATE leases SET expires_at = ?1, renewed_at = ?2 WHERE name = ?3", "?", h.dialect.parameter), func() []any {
 					now := time.Now().UnixMicro()

@@ -30,15 +30,12 @@ func chance(t *testing.T, c *cluster, r *rand.Rand) {
 		c.start(fmt.Sprint(i % 3)) // two share a holder
 	}
 	random := func(most time.Duration) time.Duration { return time.Duration(r.Int64N(int64(most))) }
-	var stepped time.Time
 	for range 60 {
 		for _, p := range c.replicas {
 			p.store.inject(randomFaults(rand.New(rand.NewPCG(r.Uint64(), 2))))
 		}
-		// A clock that goes back and forth between two looks at it cannot be seen to.
-		if r.IntN(3) == 0 && time.Since(stepped) > T && c.allSaw(stepped) {
-			stepped = time.Now()
-			c.table.stepClock(random(6*T) - 3*T)
+		if r.IntN(2) == 0 {
+			c.stepAtRandom(rand.New(rand.NewPCG(r.Uint64(), 3)))
 		}
 		if r.IntN(6) == 0 {
 			if leader := c.leader(); leader != nil {
@@ -57,9 +54,14 @@ func chance(t *testing.T, c *cluster, r *rand.Rand) {
 	c.checkTerms()
 }
 
-// allSaw reports whether every replica has looked at the clock since some time, or leads.
-func (c *cluster) allSaw(since time.Time) bool {
-	return !slices.ContainsFunc(c.replicas, func(p *replica) bool { return !p.IsLeader() && !p.store.heard().After(since) })
+// stepAtRandom lets the database's clock jump a few times while other things
+// happen, back and forth, within a poll or over many.
+func (c *cluster) stepAtRandom(r *rand.Rand) {
+	every := []time.Duration{T / 100, T / 10, T / 3}[r.IntN(3)]
+	for n := r.IntN(4); n >= 0; n-- {
+		step := time.Duration(r.Int64N(int64(6*T))) - 3*T
+		time.AfterFunc(time.Duration(r.Int64N(int64(every))), func() { c.table.stepClock(step) })
+	}
 }
 
 // randomFaults is a way to the database for a while: a good one, a cut one, or anything between.

@@ -595,7 +595,7 @@ func TestATakeoverWithTooManyStatementsOnTheirWaySaysSo(t *testing.T) {
 		for range maxInFlight {
 			r.flight <- struct{}{}
 		}
-		if tenure, err := r.take(t.Context(), ifExpired); tenure != nil || err != errBusy {
+		if tenure, err := r.take(t.Context()); tenure != nil || err != errBusy {
 			t.Errorf("%v, %v", tenure, err)
 		}
 	})

@@ -159,7 +159,7 @@ func (e *Elector) Health() error {
 // driver that ignores it.
 type store interface {
 	poll(ctx context.Context) (sighting, error)
-	take(ctx context.Context, seen sighting, g guard) (Term, bool, error)
+	take(ctx context.Context, seen sighting) (Term, bool, error)
 	renew(ctx context.Context, t Term) (bool, error)
 	release(ctx context.Context, t Term) error
 }
@@ -252,17 +252,16 @@ func (r *run) consider(ctx context.Context) (t *tenure, wait time.Duration, err 
 	if back := r.standby.left(now); back > 0 {
 		return nil, min(wait, back), nil
 	}
-	guard, left := r.watch.free(r.ttl)
-	if left > 0 {
+	if left := r.watch.wait(r.ttl); left > 0 {
 		return nil, min(wait, saturatingAdd(left, rand.N(r.ttl/32+1))), nil // not all contenders at once
 	}
-	t, err = r.take(ctx, guard)
+	t, err = r.take(ctx)
 	return t, wait, err
 }
 
 // take sends a takeover right after an answered poll, so that one that hangs cannot land much later. It returns a tenure that may be
 // led, or none. It hears the answer even if ctx ends meanwhile, within bounds, and gives back at once what was won too late.
-func (r *run) take(ctx context.Context, g guard) (*tenure, error) {
+func (r *run) take(ctx context.Context) (*tenure, error) {
 	seen := r.watch.row
 	if !seen.exists {
 		seen.Epoch = r.watch.epoch
@@ -278,7 +277,7 @@ func (r *run) take(ctx context.Context, g guard) (*tenure, error) {
 	limit := max(r.trust(), r.patience())
 	sent := r.clock()
 	if !r.flight.send(taking, limit, func(ctx context.Context) {
-		term, ok, err := r.store.take(ctx, seen, g)
+		term, ok, err := r.store.take(ctx, seen)
 		answer <- won{term, ok, err}
 	}) {
 		return nil, errBusy
@@ -291,7 +290,7 @@ func (r *run) take(ctx context.Context, g guard) (*tenure, error) {
 			if !a.ok {
 				return nil, a.err
 			}
-			r.watch.lead(a.term.Epoch)
+			r.watch.lead(a.term)
 			r.hear()
 			t := newTenure(ctx, a.term, sent, r.ttl, r.clock)
 			if t.leads() {

@@ -760,6 +760,107 @@ func TestAStepOfTheDatabasesClockMakesNoTwoLeaders(t *testing.T) { // C81
 	}
 }
 
+func TestAClockThatGoesBackAndForthBetweenTwoPollsMakesNoTwoLeaders(t *testing.T) { // C118
+	for _, step := range []time.Duration{T / 3, T / 2, T * 2 / 3, T, 2 * T, time.Hour} {
+		for _, cutOff := range []bool{false, true} {
+			t.Run(step.String(), func(t *testing.T) {
+				for offset := time.Duration(0); offset < T/3; offset += T / 30 {
+					for back := T / 120; back < T*2/3; back += T / 24 {
+						inBubble(t, func(t *testing.T, c *cluster) {
+							a, b := c.start("A"), c.start("B")
+							c.pass(T + offset)
+							c.table.stepClock(-step)
+							c.pass(back)
+							c.table.stepClock(step)
+							if cutOff {
+								a.store.cut()
+							}
+							c.pass(T)
+							if c.pass(T/3 + T/16); cutOff && !b.IsLeader() {
+								t.Errorf("B does not lead a TTL and a poll after A was cut off; the row is %+v", c.table.read())
+							}
+						})
+					}
+				}
+			})
+		}
+	}
+}
+
+// orders calls do with every order of n things.
+func orders(n int, do func(order []int)) {
+	order := make([]int, n)
+	var place func(k int)
+	place = func(k int) {
+		if k == n {
+			do(order)
+			return
+		}
+		for i := k; i < n; i++ {
+			order[k], order[i] = order[i], order[k]
+			place(k + 1)
+			order[k], order[i] = order[i], order[k]
+		}
+	}
+	for i := range order {
+		order[i] = i
+	}
+	place(0)
+}
+
+func TestRenewalsThatLandInAnyOrderTakeNothingBack(t *testing.T) { // C111
+	const inFlight = 4
+	for name, locked := range map[string]bool{"they wait for the row's lock": true, "they are late on the way": false} {
+		for _, step := range []time.Duration{0, -T / 5, T / 30, -time.Hour} {
+			t.Run(name+", the clock steps by "+step.String(), func(t *testing.T) {
+				orders(inFlight, func(order []int) {
+					inBubble(t, func(t *testing.T, c *cluster) {
+						a, b := c.start("A"), c.start("B")
+						c.pass(T / 4)
+						sent := 0
+						a.store.inject(func(s string) fault {
+							if s != "renew" || sent >= inFlight {
+								return fault{}
+							}
+							// The attempts follow each other after T/12, and land when all have been sent.
+							wait := T*time.Duration(inFlight-sent)/12 + time.Duration(order[sent])*tick - T/24
+							sent++
+							if locked {
+								return fault{locked: wait}
+							}
+							return fault{before: wait}
+						})
+						c.passUntil(T, "the first attempt is on its way", func() bool { return a.store.count("renew") == 1 })
+						c.table.stepClock(step)
+						before := len(c.table.history())
+						for range 120 {
+							c.pass(T / 120)
+							if left := a.left(); left > 0 && step >= 0 {
+								if row := c.table.read(); row.ExpiresAt.Sub(c.table.now()) < left+T/3-step {
+									t.Fatalf("A trusts its term for %v, the row for %v: %v", left, row.ExpiresAt.Sub(c.table.now()), order)
+								}
+							}
+						}
+						rows := c.table.history()[before-1:]
+						if len(rows) <= inFlight {
+							t.Fatalf("%d renewals landed", len(rows)-1)
+						}
+						for i := 1; i < len(rows); i++ {
+							if prev, row := rows[i-1], rows[i]; row.ExpiresAt.Before(prev.ExpiresAt) || !row.RenewedAt.After(prev.RenewedAt) {
+								t.Errorf("%v: the row went from %v, until %v, to %v, until %v", order,
+									prev.RenewedAt, prev.ExpiresAt, row.RenewedAt, row.ExpiresAt)
+							}
+						}
+						if c.leads(a); a.terms() != 1 || b.terms() != 0 {
+							t.Errorf("A began %d terms, B %d", a.terms(), b.terms())
+						}
+					})
+				})
+			})
+		}
+	}
+}
+
 // The methods
 
 func TestAStoppedOrZeroElectorAnswersNothing(t *testing.T) {

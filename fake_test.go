@@ -56,6 +56,13 @@ func (f *fakeTable) read() Record {
 	return *f.row
 }
 
+// history returns the row after every write that changed something.
+func (f *fakeTable) history() []Record {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.seen)
+}
+
 func (f *fakeTable) write(r Record) {
 	f.row = &r
 	f.seen = append(f.seen, r)
@@ -64,6 +71,7 @@ func (f *fakeTable) write(r Record) {
 // A fault is what happens to one statement on its way.
 type fault struct {
 	before time.Duration // until the database carries it out
+	locked time.Duration // from its look at the clock until it gets the row
 	after  time.Duration // until its answer arrives
 	fail   error         // not carried out
 	lose   bool          // carried out, but its answer is an error
@@ -79,18 +87,11 @@ type fakeStore struct {
 	holder string
 	ttl    time.Duration
 
-	mu     sync.Mutex
-	fault  func(statement string) fault
-	sent   []string // the statements, in order
-	times  []time.Time
-	open   int       // not returned
-	polled time.Time // the last poll that was answered well was sent
-}
-
-func (s *fakeStore) heard() time.Time {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.polled
+	mu    sync.Mutex
+	fault func(statement string) fault
+	sent  []string // the statements, in order
+	times []time.Time
+	open  int // not returned
 }
 
 func (s *fakeStore) inject(f func(statement string) fault) {
@@ -130,7 +131,7 @@ func (s *fakeStore) sentAt() []time.Time {
 	return slices.Clone(s.times)
 }
 
-func (s *fakeStore) do(ctx context.Context, statement string, carryOut func()) error {
+func (s *fakeStore) do(ctx context.Context, statement string, carryOut func(now time.Time)) error {
 	s.mu.Lock()
 	s.sent, s.times = append(s.sent, statement), append(s.times, time.Now())
 	s.open++
@@ -154,7 +155,13 @@ func (s *fakeStore) do(ctx context.Context, statement string, carryOut func()) e
 		return ctx.Err()
 	}
 	s.table.mu.Lock()
-	carryOut()
+	now := s.table.now()
+	s.table.mu.Unlock()
+	if f.locked > 0 {
+		<-time.After(f.locked) // also if its sender has given up
+	}
+	s.table.mu.Lock()
+	carryOut(now)
 	s.table.mu.Unlock()
 	if f.after > 0 && !sleep(ctx, f.after) {
 		return ctx.Err()
@@ -166,24 +173,18 @@ func (s *fakeStore) do(ctx context.Context, statement string, carryOut func()) e
 }
 
 func (s *fakeStore) poll(ctx context.Context) (seen sighting, err error) {
-	sent := time.Now()
-	err = s.do(ctx, "poll", func() {
-		seen.now = s.table.now()
+	err = s.do(ctx, "poll", func(now time.Time) {
+		seen.now = now
 		if s.table.row != nil {
 			seen.exists, seen.Record = true, *s.table.row
 		}
 	})
-	if err == nil && ctx.Err() == nil { // else nobody listens to a deaf driver's answer any more
-		s.mu.Lock()
-		s.polled = sent
-		s.mu.Unlock()
-	}
 	return seen, err
 }
 
-func (s *fakeStore) take(ctx context.Context, seen sighting, g guard) (t Term, ok bool, err error) {
+func (s *fakeStore) take(ctx context.Context, seen sighting) (t Term, ok bool, err error) {
 	t = Term{Name: "job", Holder: s.holder, Epoch: seen.Epoch + 1}
-	err = s.do(ctx, "take", func() {
+	err = s.do(ctx, "take", func(time.Time) {
 		if s.table.row == nil && !seen.exists {
 			s.table.row = &Record{Name: "job", Epoch: seen.Epoch}
 		}
@@ -191,7 +192,7 @@ func (s *fakeStore) take(ctx context.Context, seen sighting, g guard) (t Term, o
 		if r == nil || r.Epoch != seen.Epoch {
 			return
 		}
-		if r.Holder == "" || !r.ExpiresAt.After(now) || g == ifUnchanged && r.RenewedAt.Equal(seen.RenewedAt) {
+		if r.Holder == "" || r.RenewedAt.Equal(seen.RenewedAt) {
 			ok = true
 			s.table.write(Record{"job", s.holder, r.Epoch + 1, now.Add(s.ttl), now, now})
 		}
@@ -200,10 +201,13 @@ func (s *fakeStore) take(ctx context.Context, seen sighting, g guard) (t Term, o
 }
 
 func (s *fakeStore) renew(ctx context.Context, t Term) (ok bool, err error) {
-	err = s.do(ctx, "renew", func() {
-		r, now := s.table.row, s.table.now()
+	err = s.do(ctx, "renew", func(now time.Time) {
+		r := s.table.row
 		if r != nil && r.Holder == t.Holder && r.Epoch == t.Epoch && r.ExpiresAt.Sub(now) > s.ttl/3 {
 			ok = true
+			if next := r.RenewedAt.Add(time.Microsecond); next.After(now) {
+				now = next
+			}
 			s.table.write(Record{"job", r.Holder, r.Epoch, now.Add(s.ttl), r.AcquiredAt, now})
 		}
 	})
@@ -211,7 +215,7 @@ func (s *fakeStore) renew(ctx context.Context, t Term) (ok bool, err error) {
 }
 
 func (s *fakeStore) release(ctx context.Context, t Term) error {
-	return s.do(ctx, "release", func() {
+	return s.do(ctx, "release", func(time.Time) {
 		if r := s.table.row; r != nil && r.Holder == t.Holder && r.Epoch == t.Epoch {
 			s.table.write(Record{"job", "", r.Epoch, s.table.now(), r.AcquiredAt, r.RenewedAt})
 		}
@@ -275,6 +279,14 @@ func (p *replica) terms() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.spans)
+}
+
+// left is how long the term may be trusted without a further renewal.
+func (p *replica) left() time.Duration {
+	if t := p.Elector.run.tenure(); t != nil {
+		return t.left()
+	}
+	return 0
 }
 
 // lastEnd is when the last work that ended was no longer trusted, and why.

@@ -377,18 +377,25 @@ func TestEveryTermOfAGuardCounts(t *testing.T) {
 		run     func(ctx context.Context, h *handle, tx *handle) (bool, error)
 		granted bool
 	}
-	take := func(name string, now time.Time, s sighting, g guard) func(context.Context, *handle, *handle) (bool, error) {
+	take := func(name string, now time.Time, s sighting) func(context.Context, *handle, *handle) (bool, error) {
 		return func(ctx context.Context, h, _ *handle) (bool, error) {
-			return h.take(ctx, name, "B", time.Minute, now, s, g)
+			return h.take(ctx, name, "B", time.Minute, now, s)
 		}
 	}
-	renew := func(tm Term, now time.Time, left time.Duration) func(context.Context, *handle, *handle) (bool, error) {
+	takeUnchanged := func(name string, now time.Time, s sighting) func(context.Context, *handle, *handle) (bool, error) {
 		return func(ctx context.Context, h, _ *handle) (bool, error) {
-			latest := anyTime
-			if left > stillLive { // an elector's, by its own clock
-				latest = now.UnixMicro()
-			}
-			return h.renew(ctx, tm, time.Minute, now, left, latest)
+			return h.takeUnchanged(ctx, name, "B", time.Minute, now, s)
+		}
+	}
+	renew := func(tm Term, now time.Time) func(context.Context, *handle, *handle) (bool, error) {
+		return func(ctx context.Context, h, _ *handle) (bool, error) {
+			return h.renew(ctx, tm, time.Minute, now, 20*time.Second)
+		}
+	}
+	renewSeen := func(tm Term, renewed, now time.Time) func(context.Context, *handle, *handle) (bool, error) {
+		return func(ctx context.Context, h, _ *handle) (bool, error) {
+			s := sighting{Record: Record{Name: tm.Name, Holder: tm.Holder, Epoch: tm.Epoch, RenewedAt: renewed}}
+			return h.renewSeen(ctx, s, time.Minute, now)
 		}
 	}
 	released := func(free func(ctx context.Context, h *handle) error) func(context.Context, *handle, *handle) (bool, error) {
@@ -411,26 +418,36 @@ func TestEveryTermOfAGuardCounts(t *testing.T) {
 	}
 	end := noon.Add(time.Minute)
 	tries := []try{
-		{"take an expired row", "", take("job", end, seen(5, noon), ifExpired), true},
-		{"take a live row", "", take("job", end.Add(-us), seen(5, noon), ifExpired), false},
-		{"take a released row, whatever the clock says", "holder = ''", take("job", noon, seen(5, noon), ifExpired), true},
-		{"take in an older epoch", "", take("job", end, seen(4, noon), ifExpired), false},
-		{"take in a newer epoch", "", take("job", end, seen(6, noon), ifExpired), false},
-		{"take another name", "", take("jo", end, seen(5, noon), ifExpired), false},
-		{"take a live row that stood", "", take("job", noon, seen(5, noon), ifUnchanged), true},
-		{"take a live row renewed since", "", take("job", noon, seen(5, noon.Add(-us)), ifUnchanged), false},
-		{"take a live row renewed before", "", take("job", noon, seen(5, noon.Add(us)), ifUnchanged), false},
-		{"take a row that stood in an older epoch", "", take("job", noon, seen(4, noon), ifUnchanged), false},
-		{"renew", "", renew(term("A", 5), noon.Add(time.Second), 20*time.Second), true},
-		{"renew for another holder", "", renew(term("B", 5), noon.Add(time.Second), 20*time.Second), false},
-		{"renew in an older epoch", "", renew(term("A", 4), noon.Add(time.Second), 20*time.Second), false},
-		{"renew in a newer epoch", "", renew(term("A", 6), noon.Add(time.Second), 20*time.Second), false},
-		{"renew with little left", "", renew(term("A", 5), end.Add(-20*time.Second), 20*time.Second), false},
-		{"renew with enough left", "", renew(term("A", 5), end.Add(-20*time.Second-us), 20*time.Second), true},
-		{"renew by hand at the expiry", "", renew(term("A", 5), end, stillLive), false},
-		{"renew by hand just before", "", renew(term("A", 5), end.Add(-us), stillLive), true},
-		{"renew out of order", "", renew(term("A", 5), noon.Add(-us), 20*time.Second), false},
-		{"renew by hand after the clock was put right", "", renew(term("A", 5), noon.Add(-time.Hour), stillLive), true},
+		{"take an expired row", "", take("job", end, seen(5, noon)), true},
+		{"take a live row", "", take("job", end.Add(-us), seen(5, noon)), false},
+		{"take a released row, whatever the clock says", "holder = ''", take("job", noon, seen(5, noon)), true},
+		{"take in an older epoch", "", take("job", end, seen(4, noon)), false},
+		{"take in a newer epoch", "", take("job", end, seen(6, noon)), false},
+		{"take another name", "", take("jo", end, seen(5, noon)), false},
+		{"take a live row that stood", "", takeUnchanged("job", noon, seen(5, noon)), true},
+		{"take an expired row that stood", "", takeUnchanged("job", end, seen(5, noon)), true},
+		{"take a released row that was renewed since", "holder = ''", takeUnchanged("job", noon, seen(5, noon.Add(-us))), true},
+		{"take a live row renewed since", "", takeUnchanged("job", noon, seen(5, noon.Add(-us))), false},
+		{"take a live row renewed before", "", takeUnchanged("job", noon, seen(5, noon.Add(us))), false},
+		{"take an expired row renewed since", "", takeUnchanged("job", end, seen(5, noon.Add(-us))), false},
+		{"take a row that stood in an older epoch", "", takeUnchanged("job", noon, seen(4, noon)), false},
+		{"take another name's row that stood", "", takeUnchanged("jo", noon, seen(5, noon)), false},
+		{"renew", "", renew(term("A", 5), noon.Add(time.Second)), true},
+		{"renew for another holder", "", renew(term("B", 5), noon.Add(time.Second)), false},
+		{"renew in an older epoch", "", renew(term("A", 4), noon.Add(time.Second)), false},
+		{"renew in a newer epoch", "", renew(term("A", 6), noon.Add(time.Second)), false},
+		{"renew with little left", "", renew(term("A", 5), end.Add(-20*time.Second)), false},
+		{"renew with enough left", "", renew(term("A", 5), end.Add(-20*time.Second-us)), true},
+		{"renew out of order", "", renew(term("A", 5), noon.Add(-us)), true},
+		{"renew by hand", "", renewSeen(term("A", 5), noon, noon.Add(time.Second)), true},
+		{"renew by hand for another holder", "", renewSeen(term("B", 5), noon, noon.Add(time.Second)), false},
+		{"renew by hand in an older epoch", "", renewSeen(term("A", 4), noon, noon.Add(time.Second)), false},
+		{"renew by hand in a newer epoch", "", renewSeen(term("A", 6), noon, noon.Add(time.Second)), false},
+		{"renew by hand what was renewed since", "", renewSeen(term("A", 5), noon.Add(-us), noon.Add(time.Second)), false},
+		{"renew by hand what was renewed before", "", renewSeen(term("A", 5), noon.Add(us), noon.Add(time.Second)), false},
+		{"renew by hand at the expiry", "", renewSeen(term("A", 5), noon, end), false},
+		{"renew by hand just before", "", renewSeen(term("A", 5), noon, end.Add(-us)), true},
+		{"renew by hand after the clock was put right", "", renewSeen(term("A", 5), noon, noon.Add(-time.Hour)), true},
 		{"release a term", "", releaseTerm(term("A", 5), noon), true},
 		{"release a term that expired", "", releaseTerm(term("A", 5), end), true},
 		{"release another's term", "", releaseTerm(term("B", 5), noon), false},
@@ -802,7 +819,7 @@ func TestAClientThatFreezesBeforeTheCommitOfARepeatedStatementIsCutOff(t *testin
 	frozen, thaw, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 	go func() {
 		done <- h.readCommitted(func(ctx context.Context, pool gorm.ConnPool) error {
-			_, err := pool.ExecContext(ctx, h.statements.renew, nil, "job", "A", 1, ttlMicros(time.Second), 0, anyTime)
+			_, err := pool.ExecContext(ctx, h.statements.renew, nil, "job", "A", 1, ttlMicros(time.Second), 0)
 			close(frozen)
 			<-thaw
 			return err

@@ -37,7 +37,7 @@ func (s *claimedRow) own() bool {
 }
 
 func (s *claimedRow) sendRenewal(ctx context.Context) (ok bool, err error) {
-	err = s.do(ctx, "renew", func() {
+	err = s.do(ctx, "renew", func(time.Time) {
 		if ok = s.own(); ok {
 			now := s.table.now()
 			s.table.write(Record{"item", s.holder, s.epoch, now.Add(s.ttl), s.table.row.AcquiredAt, now})
@@ -47,7 +47,7 @@ func (s *claimedRow) sendRenewal(ctx context.Context) (ok bool, err error) {
 }
 
 func (s *claimedRow) sendRelease(ctx context.Context, keep bool) (ok bool, err error) {
-	err = s.do(ctx, "release", func() {
+	err = s.do(ctx, "release", func(time.Time) {
 		if ok = s.own(); ok {
 			s.table.write(Record{Name: "item", Epoch: s.epoch, ExpiresAt: s.table.now()})
 			s.kept = append(s.kept, keep)

@@ -66,9 +66,11 @@ func TryAcquire(ctx context.Context, db *gorm.DB, name, holder string, ttl time.
 	return got, wrap(op, err)
 }
 
-// acquire looks at the row and sends the one statement that fits it; that statement's own guard decides.
-func (h *handle) acquire(ctx context.Context, name, holder string, ttl time.Duration, now time.Time) (bool, error) {
-	for range 3 { // a statement whose guard failed found the row changed: look again
+// acquire looks at the row and sends the one statement that fits it; that
+// statement's own guard decides. If the guard failed, the row had changed:
+// acquire looks again.
+func (h *handle) acquire(ctx context.Context, name, holder string, ttl time.Duration, now time.Time) (got bool, err error) {
+	for range 100 { // holder may renew in several places at once; each try that fails was another's success
 		row, err := h.poll(ctx, name, now)
 		switch {
 		case err != nil:
@@ -76,19 +78,17 @@ func (h *handle) acquire(ctx context.Context, name, holder string, ttl time.Dura
 		case row.live() && row.Holder != holder:
 			return false, nil
 		case row.live():
-			t := Term{Name: name, Holder: holder, Epoch: row.Epoch}
-			if renewed, err := h.renew(ctx, t, ttl, now, stillLive, anyTime); renewed || err != nil {
-				return renewed, err
-			}
+			got, err = h.renewSeen(ctx, row, ttl, now)
 		case !row.exists:
 			if err := h.seed(ctx, name, 0); err != nil {
 				return false, err
 			}
 			fallthrough
 		default:
-			if taken, err := h.take(ctx, name, holder, ttl, now, row, ifExpired); taken || err != nil {
-				return taken, err
-			}
+			got, err = h.take(ctx, name, holder, ttl, now, row)
+		}
+		if got || err != nil {
+			return got, err
 		}
 	}
 	return false, nil

@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
-	"math"
 	"reflect"
 	"strings"
 	"sync"
@@ -69,6 +68,12 @@ func (s sighting) ttl() time.Duration {
 	return s.ExpiresAt.Sub(s.RenewedAt)
 }
 
+// age is how long ago the row was renewed, by the clock that decides, if that
+// was for ttl; 0 if the row says that it was not yet.
+func (s sighting) age(ttl time.Duration) time.Duration {
+	return max(0, ttl-s.ExpiresAt.Sub(s.now))
+}
+
 // remaining is how long the lease is still held, if it is.
 func (s sighting) remaining() time.Duration {
 	if !s.live() {
@@ -81,25 +86,12 @@ func (s sighting) status() Status {
 	return Status{Record: s.Record, Held: s.live(), Remaining: s.remaining()}
 }
 
-// A guard says what must still hold of the row for a takeover, beside its epoch.
-type guard int
-
-const (
-	ifExpired   guard = iota // it is released, or expired by the clock that decides
-	ifUnchanged              // nobody renewed it since it was seen, whatever that clock says
-)
-
-const (
-	stillLive = time.Duration(0)     // a renewal must find the lease live, however little of it is left
-	anyTime   = int64(math.MaxInt64) // it may be dated before the one that it follows
-)
-
 // statements is the SQL on one table of one dialect. Each text is sent by one method of handle below.
 type statements struct {
 	name, table string // the table, plain and quoted
 	mend        string // what to do if it is missing
 
-	poll, list, seed, take, renew, releaseHeld, releaseTerm, fence string
+	poll, list, seed, take, renew, renewSeen, releaseHeld, releaseTerm, fence string
 }
 
 // In these texts, but for the seed, ?1 is the caller's time, or NULL for the database's clock. {clock} reads that time, anew wherever it
@@ -115,19 +107,30 @@ FROM (SELECT {clock} AS now) AS c INNER JOIN {table} AS l ON l.epoch > 0 OR l.ho
 	seedSQL = `INSERT INTO {table} (name, holder, epoch, expires_at, acquired_at, renewed_at) VALUES (?1, '', ?2, 0, 0, 0)
 ON CONFLICT (name) DO NOTHING`
 
+	// By hand (?6 is NULL) the lease must be released, or expired by the clock that decides. An elector takes what was released, or not renewed
+	// since it was seen, whatever that clock says.
 	takeSQL = `UPDATE {table} AS l SET holder = ?4, epoch = l.epoch + 1, acquired_at = {now}, renewed_at = {now}, expires_at = {now} + ?5{locked}
-WHERE l.name = ?2 AND l.epoch = ?3 AND (l.holder = '' OR l.expires_at <= {now} OR l.renewed_at = CAST(?6 AS BIGINT))`
+WHERE l.name = ?2 AND l.epoch = ?3 AND (l.holder = '' OR l.renewed_at = CAST(?6 AS BIGINT) OR CAST(?6 AS BIGINT) IS NULL AND l.expires_at <= {now})`
 
 	// Where there are row locks, a take locks the row first: it then waits for the transactions that fenced themselves with the term
 	// before. The clock is read after that wait, in the select around it, so that the new term is whole.
 	lockedSQL = `
 FROM (SELECT {clock} AS now{durable} FROM (
-	SELECT name FROM {table} WHERE name = ?2 AND epoch = ?3 AND (holder = '' OR expires_at <= {clock} OR renewed_at = CAST(?6 AS BIGINT)) FOR UPDATE
+	SELECT name FROM {table} WHERE name = ?2 AND epoch = ?3
+		AND (holder = '' OR renewed_at = CAST(?6 AS BIGINT) OR CAST(?6 AS BIGINT) IS NULL AND expires_at <= {clock}) FOR UPDATE
 ) AS g) AS lease_c`
 
-	// A renewal reads the clock before it waits for anything, so that one that lands late extends nothing past what its sender counts on.
-	renewSQL = `UPDATE {table} AS l SET expires_at = {now} + ?5, renewed_at = {now}{from}
-WHERE l.name = ?2 AND l.holder = ?3 AND l.epoch = ?4 AND l.expires_at > {now} + ?6 AND l.renewed_at <= ?7`
+	// An elector's renewal. It reads the clock before it waits for anything, so that one that lands late extends nothing past what its sender
+	// counts on. One that lands after a newer one, or by a clock that was set back, takes nothing back, but changes the row: standbys go by that.
+	renewSQL = `UPDATE {table} AS l SET expires_at = {later}(l.renewed_at + 1, {now}) + ?5, renewed_at = {later}(l.renewed_at + 1, {now}){from}
+WHERE l.name = ?2 AND l.holder = ?3 AND l.epoch = ?4 AND l.expires_at > {now} + ?6`
+
+	// A renewal by hand, of the row as it was seen: one that lands after another is refused. It takes nothing back either, unless the row was
+	// renewed a whole TTL ahead of the clock, which has been put right since.
+	renewSeenSQL = `UPDATE {table} AS l SET
+	expires_at = CASE WHEN l.renewed_at > {now} + ?5 THEN {now} + ?5 ELSE {later}(l.expires_at, {now} + ?5) END,
+	renewed_at = CASE WHEN l.renewed_at > {now} + ?5 THEN {now} ELSE {later}(l.renewed_at + 1, {now}) END{from}
+WHERE l.name = ?2 AND l.holder = ?3 AND l.epoch = ?4 AND l.expires_at > {now} AND l.renewed_at = ?6`
 
 	releaseHeldSQL = `UPDATE {table} AS l SET holder = '', expires_at = {now}{from}
 WHERE l.name = ?2 AND l.holder = ?3 AND l.expires_at > {now}`
@@ -153,7 +156,7 @@ func (d *dialect) statements(table string) *statements {
 	}
 	known, _ := statementsOf.LoadOrStore(key, &statements{
 		name: table, table: quoted, mend: "the table " + quoted + " is missing, or of an older version; EnsureSchema mends that",
-		poll: text(pollSQL), list: text(listSQL), seed: text(seedSQL), take: text(takeSQL), renew: text(renewSQL),
+		poll: text(pollSQL), list: text(listSQL), seed: text(seedSQL), take: text(takeSQL), renew: text(renewSQL), renewSeen: text(renewSeenSQL),
 		releaseHeld: text(releaseHeldSQL), releaseTerm: text(releaseTermSQL), fence: text(d.fence),
 	})
 	return known.(*statements)
@@ -165,7 +168,7 @@ func quote(table string) string { return `"` + strings.Replace(table, ".", `"."`
 // text finishes the SQL of a statement. What stands for something may contain what comes after it, and names come last.
 func (d *dialect) text(sql string, names [][2]string) string {
 	for _, r := range [][2]string{
-		{"{locked}", d.locked}, {"{lockedItem}", d.lockedItem}, {"{from}", d.from}, {"{now}", d.now}, {"{durable}", d.durable}, {"{brief}", d.brief},
+		{"{locked}", d.locked}, {"{lockedItem}", d.lockedItem}, {"{from}", d.from}, {"{now}", d.now}, {"{durable}", d.durable}, {"{brief}", d.brief}, {"{later}", d.later},
 		{"{clock}", "COALESCE(CAST(?1 AS BIGINT), " + d.clock + ")"},
 		{"?", d.parameter},
 	} {
@@ -218,21 +221,32 @@ func (h *handle) seed(ctx context.Context, name string, epoch int64) error {
 	return err
 }
 
-// take begins a new term of holder on the row as it was seen, and reports whether it did; the new epoch is then seen.Epoch + 1.
-func (h *handle) take(ctx context.Context, name, holder string, ttl time.Duration, now time.Time, seen sighting, g guard) (bool, error) {
-	var unchanged any // NULL equals nothing
-	if g == ifUnchanged {
-		unchanged = toMicros(seen.RenewedAt)
-	}
-	n, err := h.exec(ctx, h.statements.take, clockArg(now), name, seen.Epoch, holder, ttlMicros(ttl), unchanged)
+// take begins a new term of holder on the row as it was seen, and reports
+// whether it did; the new epoch is then seen.Epoch + 1. The lease must be
+// released or, by the clock that decides, expired.
+func (h *handle) take(ctx context.Context, name, holder string, ttl time.Duration, now time.Time, seen sighting) (bool, error) {
+	n, err := h.exec(ctx, h.statements.take, clockArg(now), name, seen.Epoch, holder, ttlMicros(ttl), nil)
 	return n == 1, err
 }
 
-// renew extends a term by ttl from now, and reports whether it did: if more than left of it remains, and no renewal dated after latest has
-// landed before.
-func (h *handle) renew(ctx context.Context, t Term, ttl time.Duration, now time.Time, left time.Duration, latest int64) (bool, error) {
-	n, err := h.exec(ctx, h.statements.renew,
-		clockArg(now), t.Name, t.Holder, t.Epoch, ttlMicros(ttl), left.Microseconds(), latest)
+// takeUnchanged is like take, but the lease must be released, or not renewed
+// since it was seen, whatever the clock says.
+func (h *handle) takeUnchanged(ctx context.Context, name, holder string, ttl time.Duration, now time.Time, seen sighting) (bool, error) {
+	n, err := h.exec(ctx, h.statements.take, clockArg(now), name, seen.Epoch, holder, ttlMicros(ttl), toMicros(seen.RenewedAt))
+	return n == 1, err
+}
+
+// renew extends a term to ttl from now, or leaves a later expiry, and reports
+// whether it did: if more than left of the term remains.
+func (h *handle) renew(ctx context.Context, t Term, ttl time.Duration, now time.Time, left time.Duration) (bool, error) {
+	n, err := h.exec(ctx, h.statements.renew, clockArg(now), t.Name, t.Holder, t.Epoch, ttlMicros(ttl), left.Microseconds())
+	return n == 1, err
+}
+
+// renewSeen is like renew, for a row that is live and as it was seen.
+func (h *handle) renewSeen(ctx context.Context, seen sighting, ttl time.Duration, now time.Time) (bool, error) {
+	n, err := h.exec(ctx, h.statements.renewSeen,
+		clockArg(now), seen.Name, seen.Holder, seen.Epoch, ttlMicros(ttl), toMicros(seen.RenewedAt))
 	return n == 1, err
 }
 
@@ -280,26 +294,23 @@ func (r *row) poll(ctx context.Context) (sighting, error) {
 	return r.handle.poll(ctx, r.name, clockNow(r.now))
 }
 
-func (r *row) take(ctx context.Context, seen sighting, g guard) (Term, bool, error) {
+func (r *row) take(ctx context.Context, seen sighting) (Term, bool, error) {
 	if !seen.exists {
 		if err := r.seed(ctx, r.name, seen.Epoch); err != nil {
 			return Term{}, false, err
 		}
 	}
 	defer hook.Around("take")()
-	ok, err := r.handle.take(ctx, r.name, r.holder, r.ttl, clockNow(r.now), seen, g)
+	ok, err := r.handle.takeUnchanged(ctx, r.name, r.holder, r.ttl, clockNow(r.now), seen)
 	return Term{Name: r.name, Holder: r.holder, Epoch: seen.Epoch + 1, origin: r.origin}, ok, err
 }
 
-// renew of an elector comes too late to help it in the last third of the TTL, and must not revive the row then. Where the elector brings
-// its own time, that is bound when the statement is sent; one that lands after a later one must not take the expiry back.
+// renew of an elector comes too late to help it in the last third of the TTL,
+// and must not revive the row then.
 func (r *row) renew(ctx context.Context, t Term) (bool, error) {
-	now, latest := clockNow(r.now), anyTime
-	if !now.IsZero() {
-		latest = now.UnixMicro()
-	}
+	now := clockNow(r.now)
 	defer hook.Around("renew")()
-	return r.handle.renew(ctx, t, r.ttl, now, r.ttl/3, latest)
+	return r.handle.renew(ctx, t, r.ttl, now, r.ttl/3)
 }
 
 func (r *row) release(ctx context.Context, t Term) error {

@@ -21,6 +21,7 @@ type dialect struct {
 	clock     string // the time now, in microseconds since the Unix epoch
 	now, from string // one reading of {clock} for a whole statement, and what that needs
 	locked    string // the same for a take, which locks its row first, against fences and other takes
+	later     string // the function that returns the later of two times
 	durable   string // one more column of a SELECT, which makes the statement's commit wait for the disk
 	brief     string // a text, whose making bounds how long the transaction may lie idle, by the ttl in its row; "" where nothing does
 	fence     string // touches one row, and holds a take off until the transaction ends; or touches none
@@ -47,6 +48,7 @@ var dialects = []*dialect{
 		now:       `lease_c.now`,
 		from:      "\nFROM (SELECT {clock} AS now{durable}) AS lease_c",
 		locked:    lockedSQL,
+		later:     `GREATEST`,
 		durable: `, set_config('synchronous_commit', CASE current_setting('synchronous_commit')
 	WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END, true) AS durable`,
 		// A client that freezes in this transaction is cut off after the ttl; one that dies while a statement runs, in a third of it (Postgres
@@ -90,6 +92,7 @@ UNION ALL SELECT '', 'queue', false, false FROM pg_index WHERE indrelid = to_reg
 		parameter: "?",
 		clock:     `(CAST(ROUND((julianday('now')-2440587.5)*86400000) AS INTEGER)*1000)`, // milliseconds is what it has
 		now:       `{clock}`,                                                              // which stands still during a statement
+		later:     `max`,
 		// Any write takes SQLite's one write lock; a SELECT would fence nothing.
 		fence: `UPDATE {table} SET {epoch} = {epoch} WHERE {key} = ?2 AND {holder} = ?3 AND {epoch} = ?4 AND {expires} > {clock}`,
 		kinds: map[string]kind{

@@ -5,83 +5,77 @@ import (
 	"time"
 )
 
-// A watch is what an elector knows of its lease from its polls, and the rules by which it may take it.
+// A watch is what an elector knows of its lease from its polls. It decides
+// when the elector may take the lease.
 //
-// The expiry in the row is told by a clock that can be stepped: the database's. So the watch holds that clock against its own. If it may
-// have run ahead since the row was written, by more than the margin allows, the row is in doubt: its expiry is not believed. And a row that
-// stood unchanged for its whole TTL on the elector's own clock has no live holder, whatever the database's clock says.
+// The database's clock can be stepped, back and forth, between any two looks
+// at it. So the watch counts on the elector's own clock: a row that stands
+// unchanged for its whole TTL has no live holder. Every renewal changes the
+// row, whatever the database's clock says.
 //
-// All its counts start when an answer came. The holder may have renewed until just before the database made that answer, and acts on it for
-// less than a TTL; counted from the question, two could lead.
+// Each count starts when the answer came that first showed the row so. The
+// holder may have renewed until just before the database made that answer, and
+// acts on the renewal for two thirds of a TTL.
+//
+// The row was renewed some time before that answer. The count takes the
+// database's word for its age, but only up to a quarter of the TTL, which a
+// poll every third of a TTL hardly exceeds. So after the first poll no step of
+// the database's clock makes two leaders: the count lasts three quarters of a
+// TTL at least, a twelfth longer than the holder acts.
 type watch struct {
-	row      sighting // as last seen
-	answered instant  // when
-	since    instant  // when the answer came that first showed it so
-	doubt    bool
-
-	zero  time.Time     // what the clock that decides said first
-	ahead time.Duration // how far it was ahead of the elector's, at least, at the last poll
-	base  time.Duration // the same when the row was written: the lesser of the polls just before and after
+	row      sighting      // as last seen
+	answered instant       // when
+	since    instant       // when the answer came that first showed it so
+	age      time.Duration // how old the row was then, as far as believed
 
 	polled bool
-	led    bool          // the elector led since the last poll
 	known  bool          // there was a row, at some time
 	epoch  int64         // the highest ever seen
 	ttl    time.Duration // of the row when it was last held
+	own    Term          // the last that the elector won; it is over
 }
 
 // note takes in the answer to a poll.
 func (w *watch) note(row sighting, answered instant, ttl time.Duration) {
-	if !w.polled {
-		w.zero = row.now
-	}
-	before, ahead := w.ahead, row.now.Sub(w.zero)-answered.mono
-	switch {
-	case !w.polled:
-		w.since, w.base = answered, ahead
-	case row.Record != w.row.Record:
-		// While the elector led, it did not look at the clock, which may have gone back and forth.
-		w.doubt = w.led && answered.mono-w.answered.mono > cmp.Or(row.ttl(), ttl)/2
-		w.since, w.base = answered, min(before, ahead)
-	}
-	w.polled, w.led, w.row, w.answered, w.ahead = true, false, row, answered, ahead
-	if row.exists {
-		w.remember(row.Epoch)
-	}
 	if row.Holder != "" {
 		w.ttl = cmp.Or(row.ttl(), ttl)
 	}
-	// The holder stops a third of the TTL before the expiry. A quarter may be believed away: the rest is for clocks that drift.
-	if ahead-w.base > w.ttl/4 {
-		w.doubt = true
+	if !w.polled || row.Record != w.row.Record {
+		w.since, w.age = answered, row.age(w.ttl)
+		if w.polled { // else nothing tells more of a row from before the start
+			w.age = min(w.age, w.ttl/4)
+		}
+	}
+	w.polled, w.row, w.answered = true, row, answered
+	if row.exists {
+		w.remember(row.Epoch)
 	}
 }
 
 // remember keeps an epoch that the elector saw.
 func (w *watch) remember(epoch int64) { w.known, w.epoch = true, max(w.epoch, epoch) }
 
-// lead notes that the elector won the lease, in the term of that epoch.
-func (w *watch) lead(epoch int64) {
-	w.remember(epoch)
-	w.led = true
+// lead notes that the elector won the lease.
+func (w *watch) lead(t Term) {
+	w.remember(t.Epoch)
+	w.own = t
 }
 
-// free says whether the lease may be taken right after the last answer, and under which guard. If not, it may be in wait.
-func (w *watch) free(ttl time.Duration) (g guard, wait time.Duration) {
-	own := func(d time.Duration) time.Duration { return w.since.plus(d).left(w.answered) }
+// wait is how long the row must still stand as it did at the last answer until
+// it may be taken: 0 if right away.
+func (w *watch) wait(ttl time.Duration) time.Duration {
+	left := func(d time.Duration) time.Duration { return w.since.plus(d).left(w.answered) }
 	switch {
 	case !w.row.exists && !w.known:
-		return ifExpired, 0
+		return 0
 	case !w.row.exists: // deleted by hand, perhaps under a leader
-		return ifExpired, own(max(ttl, w.ttl))
+		return left(max(ttl, w.ttl))
 	case w.row.Holder == "":
-		return ifUnchanged, 0
-	case w.doubt:
-		return ifUnchanged, own(w.ttl)
-	case !w.row.live():
-		return ifExpired, 0
+		return 0
+	case w.row.Holder == w.own.Holder && w.row.Epoch == w.own.Epoch:
+		return 0 // nobody acts on a term of its own that is over
 	}
-	return ifUnchanged, min(w.row.remaining(), own(w.ttl))
+	return left(w.ttl - w.age)
 }
 
 // leader says who holds the lease as of the last answer, and until when that is worth something.

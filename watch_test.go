@@ -16,11 +16,21 @@ func held(renewed, seen time.Duration) sighting {
 	}}
 }
 
-func TestAWatchTakesTheLeaseByTheseRules(t *testing.T) {
-	type poll struct {
-		row      sighting
-		answered time.Duration
+// A look is one answered poll of a watch.
+type look struct {
+	row      sighting
+	answered time.Duration
+}
+
+// see shows a watch these looks, and returns how long the row must still stand.
+func see(w *watch, looks ...look) time.Duration {
+	for _, l := range looks {
+		w.note(l.row, at(l.answered), T)
 	}
+	return w.wait(T)
+}
+
+func TestAWatchTakesTheLeaseByTheseRules(t *testing.T) {
 	released := held(0, 1)
 	released.Holder = ""
 	longer := held(0, 0)
@@ -28,96 +38,95 @@ func TestAWatchTakesTheLeaseByTheseRules(t *testing.T) {
 	releasedLonger := longer
 	releasedLonger.Holder, releasedLonger.ExpiresAt, releasedLonger.now = "", clockAt(T/4), clockAt(T/3)
 	seeded := sighting{exists: true, now: clockAt(0), Record: Record{Name: "job"}}
+	none := sighting{now: clockAt(0)}
+	old := held(0, T/3)
+	old.RenewedAt = time.Time{}
 	for name, tc := range map[string]struct {
-		polls []poll
-		led   bool // before the last poll
-		guard guard
+		looks []look
 		wait  time.Duration
 	}{
-		"a lease without a row is free": {
-			polls: []poll{{sighting{now: clockAt(0)}, 0}}, guard: ifExpired,
-		},
-		"a released one is free": {
-			polls: []poll{{released, 0}}, guard: ifUnchanged,
-		},
-		"a live one expires by the clock that decides": {
-			polls: []poll{{held(-T/4, 0), 0}}, guard: ifUnchanged, wait: T * 3 / 4,
-		},
-		"an expired one is free": {
-			polls: []poll{{held(-T/4, 0), 0}, {held(-T/4, T*3/4), T * 3 / 4}}, guard: ifExpired,
-		},
-		"a row that stood for its TTL is free, whatever the clock says": {
-			polls: []poll{{held(0, 0), T / 6}, {held(0, -time.Hour), T + T/6}}, guard: ifUnchanged,
-		},
-		"which counts from the answer that first showed it": {
-			polls: []poll{{held(0, 0), T / 6}, {held(0, -time.Hour), T}}, guard: ifUnchanged, wait: T / 6,
-		},
-		"an expiry is doubted after the clock ran ahead": {
-			polls: []poll{{held(0, 0), 0}, {held(0, 2*T), T / 3}}, guard: ifUnchanged, wait: T * 2 / 3,
-		},
-		"also if the row was renewed just before that": {
-			polls: []poll{{held(-T/3, 0), 0}, {held(0, 2*T), T / 3}}, guard: ifUnchanged, wait: T,
-		},
-		"also if the clock went back before, by more": {
-			polls: []poll{{held(-T/3, 0), 0}, {held(0, -time.Hour), T / 3}, {held(0, 2*T-time.Hour), T / 2}},
-			guard: ifUnchanged, wait: T - T/6,
-		},
-		"and stays in doubt when the clock is put right": {
-			polls: []poll{{held(0, 0), 0}, {held(0, 2*T), T / 3}, {held(0, T*2/3), T * 2 / 3}},
-			guard: ifUnchanged, wait: T / 3,
-		},
-		"but is believed again once it was renewed": {
-			polls: []poll{{held(0, 0), 0}, {held(0, 2*T), T / 3}, {held(2*T, 2*T+T/3), T * 2 / 3}, {held(2*T, 3*T), T * 4 / 3}},
-			guard: ifExpired,
-		},
-		"a slow answer is no clock that ran ahead": {
-			polls: []poll{{held(-T, -T/4), T / 4}, {held(-T, T/12), T / 3}}, guard: ifExpired,
-		},
-		"a step within the margin may be believed": {
-			polls: []poll{{held(-T, -T/3), 0}, {held(-T, T/5), T / 3}}, guard: ifExpired,
-		},
-		"a row that changed while the database was away for long is believed": {
-			polls: []poll{{held(-T, 0), 0}, {held(0, 2*T), 2 * T}}, guard: ifExpired,
-		},
-		"a row that changed while the elector led for longer than a TTL is doubted": {
-			polls: []poll{{held(-T, 0), 0}, {held(0, 2*T), 2 * T}}, led: true, guard: ifUnchanged, wait: T,
-		},
-		"a deleted row is seeded after a TTL": {
-			polls: []poll{{held(0, 0), 0}, {sighting{now: clockAt(T / 3)}, T / 3}}, guard: ifExpired, wait: T,
-		},
-		"a clock that ran ahead by more than a quarter of a TTL is doubted": {
-			polls: []poll{{held(-T, -T/3), 0}, {held(-T, T/4+1), T / 3}}, guard: ifUnchanged, wait: T - T/3,
-		},
-		"but not one that went back and forth over a row that stood": {
-			polls: []poll{{held(-T*5/6, 0), 0}, {held(-T*5/6, -T/2), T / 3}, {held(-T*5/6, T/2), T / 2}}, guard: ifExpired,
-		},
-		"nor one that answered slowly before a renewal": {
-			polls: []poll{{held(-T/6, 0), T / 4}, {held(T/6, T/3), T / 3}, {held(T/6, T*7/6), T * 7 / 6}},
-			guard: ifExpired,
-		},
-		"after it led for most of a TTL, what changed is doubted": {
-			polls: []poll{{held(-T, 0), T / 4}, {held(T/12, T+T/8), T + T/8}}, led: true, guard: ifUnchanged, wait: T,
-		},
+		"a lease without a row is free":                        {[]look{{none, 0}}, 0},
+		"a released one is free":                               {[]look{{released, 0}}, 0},
+		"also if its expiry lies ahead of the clock":           {[]look{{releasedLonger, 0}}, 0},
+		"at the start the age of a row is believed":            {[]look{{held(-T*3/4, 0), 0}}, T / 4},
+		"so an expired one is free":                            {[]look{{held(-T, 0), 0}}, 0},
+		"one that expired long ago, too":                       {[]look{{held(-time.Hour, 0), 0}}, 0},
+		"one dated ahead of the clock stands for its TTL":      {[]look{{held(time.Hour, 0), 0}}, T},
+		"one that tells no renewal is as old as it says":       {[]look{{old, 0}}, T * 2 / 3},
+		"a row that stood for its TTL is free":                 {[]look{{held(0, 0), T / 6}, {held(0, T), T + T/6}}, 0},
+		"whatever the clock says":                              {[]look{{held(0, 0), T / 6}, {held(0, -time.Hour), T + T/6}}, 0},
+		"which counts from the answer that first showed it":    {[]look{{held(0, 0), T / 6}, {held(0, T*5/6), T}}, T / 6},
+		"a clock that runs ahead shortens nothing":             {[]look{{held(0, 0), 0}, {held(0, time.Hour), T / 3}}, T * 2 / 3},
+		"nor one that runs ahead before the start's first row": {[]look{{none, 0}, {held(0, time.Hour), T / 3}}, T * 3 / 4},
+		"a new row is as old as it says":                       {[]look{{held(-T/3, 0), 0}, {held(0, T/5), T / 3}}, T * 4 / 5},
+		"but for a quarter of its TTL at most":                 {[]look{{held(-T/3, 0), 0}, {held(0, T/4+1), T / 3}}, T * 3 / 4},
+		"also if it says that it expired long ago":             {[]look{{held(-T/3, 0), 0}, {held(-time.Hour, T/3), T / 3}}, T * 3 / 4},
+		"and if it was not looked at for long":                 {[]look{{held(-T, 0), 0}, {held(0, 2*T), 2 * T}}, T * 3 / 4},
+		"a quarter of the TTL that the row has":                {[]look{{none, 0}, {longer, T / 3}, {longer, T * 4 / 3}}, T},
+		"a renewed row is not yet old":                         {[]look{{held(0, 0), 0}, {held(T/3, T/3), T / 3}, {held(T*2/3, T*2/3), T * 2 / 3}}, T},
+		"a deleted row is seeded after a TTL":                  {[]look{{held(0, 0), 0}, {sighting{now: clockAt(T / 3)}, T / 3}}, T},
 		"a deleted row is waited for by the longer of two TTLs, though it was released": {
-			polls: []poll{{longer, 0}, {releasedLonger, T / 3}, {sighting{now: clockAt(T * 2 / 3)}, T * 2 / 3}},
-			guard: ifExpired, wait: 2 * T,
+			[]look{{longer, 0}, {releasedLonger, T / 3}, {sighting{now: clockAt(T * 2 / 3)}, T * 2 / 3}}, 2 * T,
 		},
-		"and by the elector's own TTL if nobody held it": {
-			polls: []poll{{seeded, 0}, {sighting{now: clockAt(T / 3)}, T / 3}}, guard: ifExpired, wait: T,
-		},
+		"and by the elector's own TTL if nobody held it": {[]look{{seeded, 0}, {sighting{now: clockAt(T / 3)}, T / 3}}, T},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var w watch
-			for i, p := range tc.polls {
-				if tc.led && i == len(tc.polls)-1 {
-					w.lead(4)
-				}
-				w.note(p.row, at(p.answered), T)
-			}
-			if guard, wait := w.free(T); guard != tc.guard || wait != tc.wait {
-				t.Errorf("guard %v, wait %v; not %v, %v", guard, wait, tc.guard, tc.wait)
+			if wait := see(new(watch), tc.looks...); wait != tc.wait {
+				t.Errorf("wait %v, not %v", wait, tc.wait)
 			}
 		})
+	}
+}
+
+func TestAWatchWaitsForNoTermOfItsOwn(t *testing.T) {
+	var w watch
+	see(&w, look{held(-T, 0), 0})
+	w.lead(Term{Name: "job", Holder: "B", Epoch: 4})
+	own := held(0, T/3)
+	own.Holder, own.Epoch = "B", 4
+	if wait := see(&w, look{own, T}); wait != 0 {
+		t.Errorf("it waits %v for its own term, which is over", wait)
+	}
+	for name, change := range map[string]func(*sighting){
+		"a later term of the same holder": func(s *sighting) { s.Epoch = 5 },
+		"a term of another":               func(s *sighting) { s.Holder = "C" },
+		"an earlier term, made by hand":   func(s *sighting) { s.Epoch = 3 },
+	} {
+		other, after := own, w
+		change(&other)
+		if wait := see(&after, look{other, T * 4 / 3}); wait != T*3/4 {
+			t.Errorf("%s: it waits %v", name, wait)
+		}
+	}
+}
+
+func TestAWatchThatLedCountsWhatChangedMeanwhileFromItsNextLook(t *testing.T) {
+	var w watch
+	see(&w, look{held(-T, 0), 0})
+	w.lead(Term{Name: "job", Holder: "B", Epoch: 4})
+	next := held(0, 2*T)
+	next.Epoch = 5
+	if wait := see(&w, look{next, 2 * T}); wait != T*3/4 {
+		t.Errorf("it waits %v", wait)
+	}
+}
+
+func TestALeaderIsKnownForWhatRemainsFromTheLastLook(t *testing.T) {
+	var w watch
+	see(&w, look{held(0, 0), 0}, look{held(0, -T/2), T / 3})
+	if holder, until := w.leader(); holder != "A" || until.left(at(T/3)) != T+T/2 {
+		t.Errorf("%q for %v", holder, until.left(at(T/3)))
+	}
+}
+
+func TestAWallClockThatJumpsMakesNoRowStandForLonger(t *testing.T) {
+	var w watch
+	w.note(held(0, 0), at(0), T)
+	jumped := at(T / 3)
+	jumped.wall += 10 * T
+	w.note(held(0, T/3), jumped, T)
+	if wait := w.wait(T); wait != T*2/3 {
+		t.Errorf("it waits %v", wait)
 	}
 }
 
@@ -137,16 +146,5 @@ func TestAWatchKeepsTheHighestEpochThoughARowWithALowerOneAppears(t *testing.T) 
 	w.note(held(0, 0), at(0), T) // epoch 3, made by hand
 	if w.epoch != 7 {
 		t.Errorf("epoch %d", w.epoch)
-	}
-}
-
-func TestALongTimeWithoutALookIsDoubtedOnlyRightAfterLeading(t *testing.T) {
-	var w watch
-	w.lead(3)
-	w.note(held(0, 0), at(0), T)
-	w.note(held(T, T+T/4), at(T+T/4), T)
-	w.note(held(3*T, 5*T), at(5*T), T) // cut off meanwhile
-	if guard, wait := w.free(T); guard != ifExpired || wait != 0 {
-		t.Errorf("guard %v, wait %v", guard, wait)
 	}
 }
