@@ -34,10 +34,21 @@
 // Rows deleted by hand, asynchronous replication and fsync = off can void the first and the fourth guarantee; and the third, where two
 // processes share a holder.
 //
-// A step of the database's clock by a third of the TTL or more may cost a leader its term. It never makes two among electors that were
-// watching; but a process that starts right after a step forward can take a lease that is still live. Claims have no such watch: a step forward
-// lets them run out early, and an item whose worker died while the clock was ahead stays claimed until the clock has caught up. Their saves and
-// fences hold all the same.
+// A step of the database's clock by a third of the TTL or more may cost a leader
+// its term. No step, back or forth, however often, makes two leaders among
+// electors that have polled their lease before. It can use up the margin of the
+// second guarantee, except for a twelfth of the TTL. An [Elector] that starts
+// after a step forward can take a lease that is still live, because its first
+// poll has only the database's clock to go by. So can [TryAcquire], which never
+// watches the lease.
+//
+// After a step back a lease says that it is held until the clock has caught up:
+// renewals take no expiry back. Electors take it all the same, a TTL after its
+// holder has vanished. TryAcquire waits for the clock, or for a release.
+//
+// Claims have no such watch. A step forward lets them run out early. An item whose
+// worker died while the clock was ahead stays claimed until the clock has caught
+// up. Their saves and fences hold all the same.
 //
 // While anyone keeps the row locked, or SQLite's file, nobody can take the lease. A process frozen inside a transaction keeps SQLite's file locked
 // until it wakes or dies. A statement that runs in a fenced transaction on Postgres keeps the row locked until it ends; if its client is
@@ -103,8 +114,8 @@
 //
 // # How a term goes
 //
-// A standby polls every quarter to third of a TTL, with one SELECT that writes and locks nothing, and once more when the lease should have
-// expired. A takeover is one guarded UPDATE right after a poll. A leader renews every third of a TTL, with one UPDATE; an attempt that fails,
+// A standby polls every quarter to third of a TTL, with one SELECT that writes and locks nothing, and once more when the lease should come
+// free. A takeover is one guarded UPDATE right after a poll. A leader renews every third of a TTL, with one UPDATE; an attempt that fails,
 // or is not answered within a twelfth, is joined by another on another connection, so that a few dead connections or a short
 // restart go unnoticed. A deadline that no statement can hold up cancels the work at two thirds.
 //
@@ -117,10 +128,15 @@
 // clocks need not agree. A caller that passes its own time gets exactly that; then everyone on that lease must, from clocks that agree
 // within a third of the TTL.
 //
-// A standby holds the database's clock against its own monotonic one. If that clock ran ahead, an expiry is not believed: the lease is taken
-// only after a whole TTL on the standby's own clock. A row that stood unchanged for its whole TTL on the standby's own clock may be
-// taken, even if the database's clock, set back, says that it is live. A leader's term is over when either its monotonic or its wall clock
-// says so, since the first stands still while a machine is suspended.
+// A clock can be stepped, so a standby decides by its own monotonic clock, as far
+// as it can. Every renewal changes the row. A standby takes the lease once the row
+// has stood unchanged for the TTL, even if the database's clock, set back, says
+// that the lease is held. How old the row was when a poll first showed it, only
+// the database's clock can tell. The standby believes that age up to a quarter of
+// the TTL, and wholly in its very first poll.
+//
+// A leader's term is over when either its monotonic or its wall clock says so,
+// since the first stands still while a machine is suspended.
 //
 // # The handle
 //

@@ -39,6 +39,10 @@ const byHand = 10 * time.Second
 // held it, which renews it under the same epoch. It is false, without an error and without a write, when somebody else holds it.
 // Contenders may call it at the same time: exactly one of them is told true.
 //
+// A renewal never shortens the lease: if it would end later anyway, the later time
+// stays. The exception is a lease that was renewed by a clock more than ttl ahead of
+// now. That clock has been put right, and so is the lease.
+//
 // On a lease that electors campaign for too, use a holder of your own.
 //
 // A zero now lets the database's clock decide, which is what replicas with clocks of their own want. Any other now is taken as

@@ -33,7 +33,8 @@ type Record struct {
 	ExpiresAt time.Time `gorm:"column:expires_at;type:bigint;not null;default:(0);serializer:lease_unix_micro"`
 	// The term began here.
 	AcquiredAt time.Time `gorm:"column:acquired_at;type:bigint;not null;default:(0);serializer:lease_unix_micro"`
-	// The last renewal, or the acquisition.
+	// The last renewal, or the acquisition. It grows with every renewal of a
+	// term, by a microsecond if the clock was set back.
 	RenewedAt time.Time `gorm:"column:renewed_at;type:bigint;not null;default:(0);serializer:lease_unix_micro"`
 }
 
@@ -169,7 +170,7 @@ func quote(table string) string { return `"` + strings.Replace(table, ".", `"."`
 func (d *dialect) text(sql string, names [][2]string) string {
 	for _, r := range [][2]string{
 		{"{locked}", d.locked}, {"{lockedItem}", d.lockedItem}, {"{from}", d.from}, {"{now}", d.now}, {"{durable}", d.durable}, {"{brief}", d.brief}, {"{later}", d.later},
-		{"{clock}", "COALESCE(CAST(?1 AS BIGINT), " + d.clock + ")"},
+		{"{clock}", d.clock},
 		{"?", d.parameter},
 	} {
 		sql = strings.ReplaceAll(sql, r[0], r[1])

@@ -18,7 +18,7 @@ import (
 type dialect struct {
 	name      string
 	parameter string // what comes before a parameter's number
-	clock     string // the time now, in microseconds since the Unix epoch
+	clock     string // ?1 or, if that is NULL, the time now, in microseconds since the Unix epoch
 	now, from string // one reading of {clock} for a whole statement, and what that needs
 	locked    string // the same for a take, which locks its row first, against fences and other takes
 	later     string // the function that returns the later of two times
@@ -44,7 +44,7 @@ var dialects = []*dialect{
 	{
 		name:      "postgres",
 		parameter: "$",
-		clock:     `(extract(epoch from clock_timestamp())*1000000)::bigint`, // now() stands still in a transaction
+		clock:     `COALESCE(CAST(?1 AS BIGINT), (extract(epoch from clock_timestamp())*1000000)::bigint)`, // now() stands still in a transaction
 		now:       `lease_c.now`,
 		from:      "\nFROM (SELECT {clock} AS now{durable}) AS lease_c",
 		locked:    lockedSQL,
@@ -90,9 +90,10 @@ UNION ALL SELECT '', 'queue', false, false FROM pg_index WHERE indrelid = to_reg
 	{
 		name:      "sqlite",
 		parameter: "?",
-		clock:     `(CAST(ROUND((julianday('now')-2440587.5)*86400000) AS INTEGER)*1000)`, // milliseconds is what it has
-		now:       `{clock}`,                                                              // which stands still during a statement
-		later:     `max`,
+		// Milliseconds is what it has. SQLite parses every statement anew, so this is short.
+		clock: `IFNULL(?1, CAST((julianday('now')-2440587.5)*86400000+0.5 AS INTEGER)*1000)`,
+		now:   `{clock}`, // which stands still during a statement
+		later: `max`,
 		// Any write takes SQLite's one write lock; a SELECT would fence nothing.
 		fence: `UPDATE {table} SET {epoch} = {epoch} WHERE {key} = ?2 AND {holder} = ?3 AND {epoch} = ?4 AND {expires} > {clock}`,
 		kinds: map[string]kind{

@@ -40,9 +40,9 @@ func (w *watch) note(row sighting, answered instant, ttl time.Duration) {
 	if row.Holder != "" {
 		w.ttl = cmp.Or(row.ttl(), ttl)
 	}
-	if !w.polled || row.Record != w.row.Record {
+	if row.Record != w.row.Record {
 		w.since, w.age = answered, row.age(w.ttl)
-		if w.polled { // else nothing tells more of a row from before the start
+		if w.polled { // before the first poll nothing else is known
 			w.age = min(w.age, w.ttl/4)
 		}
 	}

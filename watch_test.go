@@ -35,6 +35,8 @@ func TestAWatchTakesTheLeaseByTheseRules(t *testing.T) {
 	released.Holder = ""
 	longer := held(0, 0)
 	longer.ExpiresAt = clockAt(2 * T)
+	longerLater := longer
+	longerLater.now = clockAt(T)
 	releasedLonger := longer
 	releasedLonger.Holder, releasedLonger.ExpiresAt, releasedLonger.now = "", clockAt(T/4), clockAt(T/3)
 	seeded := sighting{exists: true, now: clockAt(0), Record: Record{Name: "job"}}
@@ -62,7 +64,7 @@ func TestAWatchTakesTheLeaseByTheseRules(t *testing.T) {
 		"but for a quarter of its TTL at most":                 {[]look{{held(-T/3, 0), 0}, {held(0, T/4+1), T / 3}}, T * 3 / 4},
 		"also if it says that it expired long ago":             {[]look{{held(-T/3, 0), 0}, {held(-time.Hour, T/3), T / 3}}, T * 3 / 4},
 		"and if it was not looked at for long":                 {[]look{{held(-T, 0), 0}, {held(0, 2*T), 2 * T}}, T * 3 / 4},
-		"a quarter of the TTL that the row has":                {[]look{{none, 0}, {longer, T / 3}, {longer, T * 4 / 3}}, T},
+		"a quarter of the TTL that the row has":                {[]look{{none, 0}, {longerLater, T / 3}}, 2*T - T/2},
 		"a renewed row is not yet old":                         {[]look{{held(0, 0), 0}, {held(T/3, T/3), T / 3}, {held(T*2/3, T*2/3), T * 2 / 3}}, T},
 		"a deleted row is seeded after a TTL":                  {[]look{{held(0, 0), 0}, {sighting{now: clockAt(T / 3)}, T / 3}}, T},
 		"a deleted row is waited for by the longer of two TTLs, though it was released": {
