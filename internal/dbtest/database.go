@@ -101,11 +101,7 @@ func (d *Database) DSNVia(addr string, params ...string) string {
 		}
 		settings = append(settings, setting)
 	}
-	dsn, err := withSettings(d.DSN, settings...)
-	if err != nil {
-		panic("dbtest: DSNVia: " + err.Error())
-	}
-	return dsn
+	return withSettings(d.DSN, settings...)
 }
 
 // silence is a gorm.Option that sets a silent logger where no other is set.

@@ -1,36 +1,71 @@
 package dbtest
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/url"
+	"slices"
 	"strings"
 )
 
 // setting is one keyword of a DSN.
 type setting struct{ name, value string }
 
-// withSettings returns dsn, a URL or keywords and values, with settings that
-// replace or extend what it says.
-func withSettings(dsn string, settings ...setting) (string, error) {
-	if strings.HasPrefix(dsn, "postgres://") || strings.HasPrefix(dsn, "postgresql://") {
-		u, err := url.Parse(dsn)
-		if err != nil {
-			return "", err
-		}
-		query := u.Query()
-		for _, s := range settings {
-			// A query parameter overrides what the rest of the URL says.
-			query.Set(s.name, s.value)
-			if s.name == "dbname" {
-				query.Del("database")
-			}
-		}
-		// A plus stands for a space in a form, but for itself in such a URL.
-		u.RawQuery = strings.ReplaceAll(query.Encode(), "+", "%20")
-		return u.String(), nil
+// keywords returns dsn as keywords and values. A URL says the same in another
+// form, but its escapes confuse GORM's driver, which looks for a time zone in it.
+func keywords(dsn string) (string, error) {
+	if !strings.HasPrefix(dsn, "postgres://") && !strings.HasPrefix(dsn, "postgresql://") {
+		return dsn, nil
 	}
-	// Of two equal keywords the later one counts.
+	u, err := url.Parse(dsn)
+	if err != nil {
+		var wrong *url.Error
+		if errors.As(err, &wrong) {
+			err = wrong.Err // without the URL, which may hold a password
+		}
+		return "", fmt.Errorf("not a URL: %w", err)
+	}
+	var settings []setting
+	add := func(name, value string) {
+		if value != "" {
+			settings = append(settings, setting{name, value})
+		}
+	}
+	var hosts, ports []string
+	for _, address := range strings.Split(u.Host, ",") {
+		one := url.URL{Host: address}
+		hosts, ports = append(hosts, one.Hostname()), append(ports, cmp.Or(one.Port(), "5432"))
+	}
+	if u.Host != "" {
+		add("host", strings.Join(hosts, ","))
+		add("port", strings.Join(ports, ","))
+	}
+	add("user", u.User.Username())
+	if password, ok := u.User.Password(); ok {
+		add("password", password)
+	}
+	add("dbname", strings.TrimPrefix(u.Path, "/"))
+	// A plus stands for a space in a form, but for itself in such a URL.
+	query, err := url.ParseQuery(strings.ReplaceAll(u.RawQuery, "+", "%2B"))
+	if err != nil {
+		return "", err
+	}
+	for _, name := range slices.Sorted(maps.Keys(query)) { // an option overrides what the rest of the URL says
+		keyword := name
+		if name == "database" {
+			keyword = "dbname"
+		}
+		add(keyword, query.Get(name))
+	}
+	return withSettings("", settings...), nil
+}
+
+// withSettings returns dsn, keywords and values, with settings that replace or
+// extend what it says: of two equal keywords the later one counts.
+func withSettings(dsn string, settings ...setting) string {
 	var b strings.Builder
 	b.WriteString(dsn)
 	for _, s := range settings {
@@ -39,7 +74,7 @@ func withSettings(dsn string, settings ...setting) (string, error) {
 		}
 		b.WriteString(s.name + "=" + quoteValue(s.value))
 	}
-	return b.String(), nil
+	return b.String()
 }
 
 // quoteValue quotes a value for a keyword/value DSN where that is needed.

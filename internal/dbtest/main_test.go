@@ -72,9 +72,11 @@ func TestAServerOfOnesOwnIsUsedAndLeftAsItWas(t *testing.T) {
 		t.Skip("the server may need a password")
 	}
 	before := databases(t, db)
-	out, err := rerun("TestEachBackendGetsAFreshDatabase", "LEASE_TEST_POSTGRES="+dsn).CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "2 Postgres databases handed out (from LEASE_TEST_POSTGRES)") {
-		t.Fatalf("%v\n%s", err, out)
+	for test, databases := range map[string]string{"TestEachBackendGetsAFreshDatabase": "2", "TestAProxysDSNLeadsToTheSameDatabase": "1"} {
+		out, err := rerun(test, "LEASE_TEST_POSTGRES="+dsn).CombinedOutput()
+		if err != nil || !strings.Contains(string(out), databases+" Postgres databases handed out (from LEASE_TEST_POSTGRES)") {
+			t.Fatalf("%s: %v\n%s", test, err, out)
+		}
 	}
 	if after := databases(t, db); !slices.Equal(before, after) {
 		t.Fatalf("databases before %q, after %q", before, after)

@@ -57,8 +57,12 @@ func Postgres(t testing.TB) *Database {
 // startShared tries the sources of a server in order.
 func startShared() {
 	if dsn := os.Getenv("LEASE_TEST_POSTGRES"); dsn != "" {
-		shared.dsn, shared.origin = dsn, "from LEASE_TEST_POSTGRES"
-		if _, err := pgx.ParseConfig(dsn); err != nil {
+		shared.origin = "from LEASE_TEST_POSTGRES"
+		var err error
+		if shared.dsn, err = keywords(dsn); err == nil {
+			_, err = pgx.ParseConfig(shared.dsn)
+		}
+		if err != nil {
 			shared.err = fmt.Errorf("LEASE_TEST_POSTGRES: %w", err)
 		}
 		return
@@ -110,12 +114,8 @@ func createDatabase(dsn string) (*Database, string, error) {
 	if err := execOn(dsn, "CREATE DATABASE "+name+" TEMPLATE template0"); err != nil {
 		return nil, "", err
 	}
-	own, err := withSettings(dsn, setting{"dbname", name})
-	if err != nil {
-		return nil, "", err
-	}
 	handedOut.Add(1)
-	return &Database{Backend: BackendPostgres, DSN: own}, name, nil
+	return &Database{Backend: BackendPostgres, DSN: withSettings(dsn, setting{"dbname", name})}, name, nil
 }
 
 // execOn runs statements on a connection of their own.
