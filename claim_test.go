@@ -2062,7 +2062,8 @@ func TestClaimsCostAsFewStatementsAsTheyCan(t *testing.T) {
 		spy.sent()
 		must(t, done.Fence(tx))
 		must(t, done.SaveIn(tx, with(done, 1)))
-		if n := len(spy.sent()); n != 2 {
+		sent := slices.DeleteFunc(spy.sent(), func(s string) bool { return s == "BEGIN" }) // by which SQLite is asked for the transaction
+		if n := len(sent); n != 2 {
 			t.Errorf("a fence and a save in a transaction sent %d statements", n)
 		}
 		must(t, tx.Rollback().Error)

@@ -78,6 +78,15 @@ func TermFrom(ctx context.Context) (Term, bool) {
 // statements for the lease's TTL. On SQLite it takes the one write lock, which renewals wait for: keep such transactions well under a third
 // of the TTL. A roll-back to an earlier savepoint undoes it.
 //
+// On SQLite a failed statement can end its whole transaction: SQLite does so
+// when the statement is interrupted, says OR ROLLBACK, or meets a full disk.
+// Fence refuses such a transaction. Once the fence is taken, every later
+// statement through tx, and its commit, is refused too. To check for that, Fence
+// replaces tx.Statement.ConnPool on SQLite. Write through the handle that was
+// fenced, or through one derived from it afterwards. An ended transaction that
+// then meets a savepoint before its fence cannot be told from a live one: return
+// the first error.
+//
 // It blocks while a takeover is being decided. The error is [ErrLost] when the term is over, which should roll the transaction back;
 // [ErrInvalid] outside a transaction or without a term; else what the database said.
 func Fence(tx *gorm.DB) error {
@@ -109,11 +118,15 @@ func (t Term) Fence(tx *gorm.DB) error {
 	return wrap(op, err)
 }
 
-// openTx opens a transaction.
+// openTx opens a transaction, and watches it from now on.
 func openTx(tx *gorm.DB) (*handle, error) {
 	h, err := open("tx", tx)
 	if err == nil && !h.inTx {
 		err = invalid("tx", "is not a transaction, so that nothing would be fenced")
+	}
+	if err == nil {
+		h.dialect.watch(tx)
+		h.pool = bare(tx.Statement.ConnPool)
 	}
 	return h, err
 }
@@ -128,6 +141,11 @@ func (t Term) named() string { return fmt.Sprintf("%q", t.Name) }
 //
 // Everything that fn writes must go through its tx: tx.Create, or gorm.G[T](tx). What goes through db is neither fenced nor rolled back. A term
 // that an [Elector] won is looked up in that elector's own table, whichever handle of the database this one is.
+//
+// If a failed statement ends the whole transaction, as SQLite does when the
+// statement is interrupted, says OR ROLLBACK, or meets a full disk, then every
+// later statement through fn's tx fails, and so does Transaction, even if fn
+// returns nil.
 //
 // The end of ctx rolls the transaction back. While a work winds down, its term is still in force: a last write takes
 // context.WithoutCancel(ctx).
@@ -151,14 +169,24 @@ func Transaction(ctx context.Context, db *gorm.DB, fn func(tx *gorm.DB) error, o
 	if err != nil {
 		return wrap(op, err)
 	}
+	if h.inTx {
+		h.dialect.watch(db) // before the savepoint, which would begin a transaction where there is none
+	}
 	s := db.Session(&gorm.Session{NewDB: true, Context: ctx})
 	s.Error = nil
 	err = s.Transaction(func(tx *gorm.DB) error {
 		if err := f.Fence(tx); err != nil {
 			return err
 		}
-		return fn(tx)
+		err := fn(tx)
+		if err == nil && h.inTx {
+			err = checkLive(tx) // since no commit follows, which would
+		}
+		return err
 	}, opts...)
+	if err == errEnded { // from the commit, or from a statement of fn
+		err = wrap(op, err)
+	}
 	if err != nil && !errors.Is(err, ErrLost) && (ctxLost(ctx) || cutOff(err) && f.over(ctx, h)) {
 		err = wrap(op, fmt.Errorf("%w: %w", ErrLost, err))
 	}

@@ -795,8 +795,10 @@ func TestStatementCachesAreTakenOffHoweverManyThereAre(t *testing.T) { // C23, C
 		tx := db.Begin()
 		if h, err := open("tx", tx); err != nil {
 			t.Error(err)
-		} else if _, ok := h.pool.(*sql.Tx); !ok || !h.inTx {
+		} else if live, ok := h.pool.(*liveGORMTx); !ok || !h.inTx {
 			t.Errorf("in a transaction the pool is a %T", h.pool)
+		} else if _, ok := live.ConnPool.(*sql.Tx); !ok {
+			t.Errorf("in a transaction the pool is one of a %T", live.ConnPool)
 		}
 		tx.Rollback()
 		db = db.Session(&gorm.Session{PrepareStmt: true})

@@ -48,20 +48,24 @@ func open(argument string, db *gorm.DB) (*handle, error) {
 	if err := checkPrefix(prefix); err != nil {
 		return nil, err
 	}
-	pool, inTx := primary(db, nil)
+	pool, inTx := primary(d, db, nil)
 	s := d.statements(prefix + leasesTable)
 	return &handle{pool: pool, dialect: d, prefix: prefix, statements: s, timeout: byHand, inTx: inTx, mend: s.mend}, nil
 }
 
 // primary is the pool that GORM would send a write of model to, or the transaction that db is.
-func primary(db *gorm.DB, model any) (pool gorm.ConnPool, inTx bool) {
+func primary(d *dialect, db *gorm.DB, model any) (pool gorm.ConnPool, inTx bool) {
 	pool = db.Statement.ConnPool
-	if _, inTx = pool.(gorm.TxCommitter); !inTx && db.Plugins["gorm:db_resolver"] != nil {
+	if _, inTx = pool.(gorm.TxCommitter); inTx {
+		pool, _ = d.live(bare(pool))
+		return pool, true
+	}
+	if db.Plugins["gorm:db_resolver"] != nil {
 		// The resolver plugin chooses when a statement runs, and sends SELECTs to replicas. A dry run of a write tells its choice.
 		dry := db.Session(&gorm.Session{NewDB: true, DryRun: true, Logger: logger.Discard, Context: context.Background()})
 		pool = dry.Set("gorm:db_resolver:write", struct{}{}).Model(model).Exec("SELECT 1").Statement.ConnPool
 	}
-	return bare(pool), inTx
+	return bare(pool), false
 }
 
 // bare takes a cache of prepared statements off a pool, or several: it gains nothing here, and can deadlock with a small pool.

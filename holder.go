@@ -166,7 +166,9 @@ func (h *HolderOf[T]) Save(ctx context.Context, it T, columns ...string) error {
 // of Item would put back what it was, and Done. Save, Renew and Release are not part of the transaction: they commit on their own, at once or, if
 // they have to wait for it, after it. Until the transaction ends, it holds up the claim's renewals, and whoever wants to claim the row: save
 // last. On Postgres the server ends the session if the transaction then lies idle for the TTL. Outside a transaction it is [ErrInvalid]. After
-// [ErrLost] roll the transaction back.
+// [ErrLost] roll the transaction back. On SQLite, SaveIn refuses a transaction
+// that a failed statement has ended, and protects tx from then on, as [Fence]
+// does.
 func (h *HolderOf[T]) SaveIn(tx *gorm.DB, it T, columns ...string) error {
 	op := h.op("save")
 	on, err := openTx(tx)

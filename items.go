@@ -160,7 +160,7 @@ func openItems[T any, M Model[T]](db *gorm.DB) (*items[T], error) {
 		return nil, invalid("T", "%T has %d columns in its primary key, not one", *new(T), n)
 	}
 	m.key = m.schema.PrimaryFields[0]
-	h.pool, h.inTx = primary(db, model)
+	h.pool, h.inTx = primary(h.dialect, db, model)
 	if _, own := any(model).(*Item); own {
 		m.name = h.prefix + itemsTable
 	}

@@ -56,7 +56,10 @@ func (m *items[T]) update(ctx context.Context, on *handle, w *write[T]) (ok bool
 			return err
 		}
 		if _, isTx := pool.(gorm.TxCommitter); !isTx && (m.hooks() || m.plugged() && !m.db.SkipDefaultTransaction) {
-			return m.session(ctx, pool).Transaction(send)
+			return m.session(ctx, pool).Transaction(func(tx *gorm.DB) error {
+				on.dialect.watch(tx)
+				return send(tx)
+			})
 		}
 		return send(m.session(ctx, pool))
 	})

@@ -25,6 +25,7 @@ type dialect struct {
 	durable   string // one more column of a SELECT, which makes the statement's commit wait for the disk
 	brief     string // a text, whose making bounds how long the transaction may lie idle, by the ttl in its row; "" where nothing does
 	fence     string // touches one row, and holds a take off until the transaction ends; or touches none
+	begin     string // fails in a transaction, and begins one where there is none; "" if no transaction ends by itself
 	columns   string // the name, kind and uniqueness of each column of a table, and whether it must be given, from the catalogue
 	memory    string // the file behind the database, empty for one in memory; "" where there is no such thing
 
@@ -38,6 +39,8 @@ type dialect struct {
 	short string          // makes a transaction end soon if its client freezes in it
 
 	noTable, contention, readOnly, already func(error) bool
+
+	begun func(error) bool // matches how begin fails in a transaction
 }
 
 var dialects = []*dialect{
@@ -96,6 +99,7 @@ UNION ALL SELECT '', 'queue', false, false FROM pg_index WHERE indrelid = to_reg
 		later: `max`,
 		// Any write takes SQLite's one write lock; a SELECT would fence nothing.
 		fence: `UPDATE {table} SET {epoch} = {epoch} WHERE {key} = ?2 AND {holder} = ?3 AND {epoch} = ?4 AND {expires} > {clock}`,
+		begin: `BEGIN`,
 		kinds: map[string]kind{
 			"name": {"text", "text"}, "holder": {"text", "text"}, "key": {"text", "text"},
 			"number": {"integer", "number"}, "time": {"bigint", "number"}, "flag": {"numeric", "flag"}, "json": {"text", "text"},
@@ -114,6 +118,7 @@ UNION ALL SELECT '', 'queue', false, false FROM pragma_index_list({argument}) WH
 		contention: says("database is locked", "database table is locked", "database schema is locked"),
 		readOnly:   says("attempt to write a readonly database"),
 		already:    says("already exists", "duplicate column name"),
+		begun:      says("cannot start a transaction within a transaction"),
 	},
 }
 
