@@ -242,19 +242,30 @@ func TestWorkerInAProcessOfItsOwn(t *testing.T) {
 			if err := tx.Exec("INSERT INTO notes (n) VALUES (1)").Error; err != nil {
 				return err
 			}
-			if mode == "after SaveIn" {
+			if strings.HasSuffix(mode, "after SaveIn") {
 				if err := saveIn(tx); err != nil {
 					return err
 				}
 			}
-			fmt.Println("inside", mode)
+			inside := func() { fmt.Println("inside", mode) }
+			if strings.HasPrefix(mode, "reading") {
+				return readOn(tx, inside, func() bool {
+					now := time.Now()
+					goOn := ctx.Err() == nil
+					if goOn {
+						trusted = now
+					}
+					return goOn
+				})
+			}
+			inside()
 			untilFrozen()
 			return nil
 		}
 		switch mode {
-		case "fenced":
+		case "fenced", "reading":
 			err = Transaction(regardless, gdb, inside)
-		case "after SaveIn":
+		case "after SaveIn", "reading after SaveIn":
 			err = gdb.WithContext(regardless).Transaction(inside)
 		case "frozen":
 			untilFrozen()
@@ -330,9 +341,9 @@ func TestAWorkerThatWasFrozenLearnsOfItsLossAndCanWriteNothing(t *testing.T) { /
 	})
 }
 
-func TestAWorkerFrozenInsideATransactionIsReplacedWithinTwoTTLs(t *testing.T) { // C75
+func TestAWorkerFrozenInsideATransactionIsReplacedWithinTwoTTLs(t *testing.T) { // C75, C110
 	t.Parallel()
-	for _, mode := range []string{"fenced", "after SaveIn"} {
+	for _, mode := range []string{"fenced", "after SaveIn", "reading", "reading after SaveIn"} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			const ttl = 1500 * time.Millisecond
@@ -342,6 +353,9 @@ func TestAWorkerFrozenInsideATransactionIsReplacedWithinTwoTTLs(t *testing.T) { 
 			a.says("inside", 10*time.Second)
 			a.signal(syscall.SIGSTOP)
 			frozen := time.Now()
+			if strings.HasPrefix(mode, "reading") {
+				sendsInVain(t, gdb)
+			}
 			b, at := claims(t, gdb, "B", time.Minute, 10*time.Second)
 			if took := at.Sub(frozen); took > 2*ttl+noise {
 				t.Errorf("replaced after %v, more than two TTLs", took)
@@ -366,7 +380,7 @@ func checkRefused(t *testing.T, gdb *gorm.DB, mode string, a *process, b *Holder
 		t.Errorf("when it ran on it trusted its claim, %v after it was frozen", at.Sub(frozen))
 	}
 	refused := "false lost true"
-	if mode == "after SaveIn" {
+	if strings.HasSuffix(mode, "after SaveIn") {
 		refused = "false" // its transaction was no Transaction, which knows a loss when the session is gone
 	}
 	if outcome := a.says("committed", time.Second); !strings.HasPrefix(outcome, refused) {

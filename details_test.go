@@ -300,25 +300,26 @@ func TestAFenceSetsTheseBounds(t *testing.T) { // C75
 		t.Fatal(err)
 	}
 	noon := time.Date(2024, 3, 1, 12, 0, 0, 0, time.UTC)
+	settings := []string{"idle_in_transaction_session_timeout", "client_connection_check_interval", "tcp_user_timeout"}
 	for _, tc := range []struct {
-		ttl                     time.Duration
-		session                 string // of both settings
-		idle, connectionChecked string
+		ttl                             time.Duration
+		session                         string // of all settings
+		idle, connectionChecked, unread string
 	}{
-		{time.Minute, "0", "1min", "20s"},
-		{time.Minute, "5s", "5s", "5s"},
-		{time.Minute, "30s", "30s", "20s"},
-		{time.Minute, "2min", "1min", "20s"},
-		{500 * time.Microsecond, "0", "1ms", "1ms"},
-		{90 * 365 * 24 * time.Hour, "0", "2147483647ms", "2147483647ms"},
-		{90 * 365 * 24 * time.Hour, "2min", "2min", "2min"},
+		{time.Minute, "0", "1min", "20s", "60000"},
+		{time.Minute, "5s", "5s", "5s", "5000"},
+		{time.Minute, "30s", "30s", "20s", "30000"},
+		{time.Minute, "2min", "1min", "20s", "60000"},
+		{500 * time.Microsecond, "0", "1ms", "1ms", "1"},
+		{90 * 365 * 24 * time.Hour, "0", "2147483647ms", "2147483647ms", "2147483647"},
+		{90 * 365 * 24 * time.Hour, "2min", "2min", "2min", "120000"},
 	} {
 		row := Record{Name: "job", Holder: "A", Epoch: 5, ExpiresAt: noon.Add(tc.ttl), AcquiredAt: noon, RenewedAt: noon}
 		if err := db.Save(&row).Error; err != nil {
 			t.Fatal(err)
 		}
 		tx := db.Begin()
-		for _, setting := range []string{"idle_in_transaction_session_timeout", "client_connection_check_interval"} {
+		for _, setting := range settings {
 			if err := tx.Exec("SET LOCAL " + setting + " = '" + tc.session + "'").Error; err != nil {
 				t.Fatal(err)
 			}
@@ -329,11 +330,11 @@ func TestAFenceSetsTheseBounds(t *testing.T) { // C75
 		}
 		got, err := query(t.Context(), h, func(rows *sql.Rows) (bounds string, err error) { return bounds, rows.Scan(&bounds) },
 			h.statements.fence, noon.UnixMicro(), "job", "A", 5)
-		if err != nil || len(got) != 1 || got[0] != tc.idle+tc.connectionChecked {
+		if err != nil || len(got) != 1 || got[0] != tc.idle+tc.connectionChecked+tc.unread {
 			t.Errorf("a TTL of %v in a session of %s: %v, %v", tc.ttl, tc.session, got, err)
 		}
 		tx.Rollback() // may find the session cut off
-		for _, setting := range []string{"idle_in_transaction_session_timeout", "client_connection_check_interval"} {
+		for _, setting := range settings {
 			var after string
 			if err := db.Raw("SHOW " + setting).Scan(&after).Error; tc.ttl > time.Second && (err != nil || after != "0") {
 				t.Errorf("after the transaction %s is %s, %v", setting, after, err)

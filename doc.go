@@ -52,7 +52,8 @@
 //
 // While anyone keeps the row locked, or SQLite's file, nobody can take the lease. A process frozen inside a transaction keeps SQLite's file locked
 // until it wakes or dies. A statement that runs in a fenced transaction on Postgres keeps the row locked until it ends; if its client is
-// gone, the server notices that within a third of the TTL (version 14 or later, on Linux).
+// gone, the server notices that within a third of the TTL (version 14 or later, on Linux). A client that freezes or is cut off while it reads a
+// large result is dropped after a TTL over TCP (version 12 or later, on Linux). Over a Unix socket it keeps the row locked until it wakes or dies.
 //
 // Work that winds down keeps the lease for as long as that takes; a service that must end in time ends itself:
 //

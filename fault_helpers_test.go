@@ -517,6 +517,29 @@ func (p *process) end() {
 	}
 }
 
+// readOn reads a result of several gigabytes for as long as it may. It calls
+// begun after the first row.
+func readOn(tx *gorm.DB, begun func(), goOn func() bool) error {
+	rows, err := tx.Raw("SELECT repeat('x', 10000) FROM generate_series(1, 1000) AS a, generate_series(1, 1000) AS b").Rows()
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	begun = sync.OnceFunc(begun)
+	for rows.Next() && goOn() {
+		begun()
+	}
+	return rows.Err()
+}
+
+// sendsInVain waits until a client that reads reads no more.
+func sendsInVain(t *testing.T, gdb *gorm.DB) {
+	t.Helper()
+	within(t, 5*time.Second, "the server waits for its client to read", func() bool {
+		return number(t, gdb, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'active' AND wait_event = 'ClientWrite'") == 1
+	})
+}
+
 // TestReplicaInAProcessOfItsOwn is no test but what startProcess starts: it campaigns until its standard input ends.
 func TestReplicaInAProcessOfItsOwn(t *testing.T) {
 	args := strings.SplitN(os.Getenv(processEnv), "\n", 4)
@@ -542,15 +565,24 @@ func TestReplicaInAProcessOfItsOwn(t *testing.T) {
 		end := sync.OnceFunc(func() { fmt.Println("end", term.Epoch, time.Now().UnixNano()) })
 		defer end()
 		defer context.AfterFunc(ctx, end)()
-		if mode == "fenced" && term.Epoch == 1 {
+		if mode != "" && term.Epoch == 1 {
 			trusted := time.Now()
 			err := Transaction(ctx, gdb, func(tx *gorm.DB) error {
 				if err := tx.Exec("INSERT INTO notes (n) VALUES (1)").Error; err != nil {
 					return err
 				}
+				look := func() (goOn bool) {
+					now := time.Now()
+					if goOn = e.IsLeader(); goOn {
+						trusted = now
+					}
+					return goOn
+				}
+				if mode == "reading" {
+					return readOn(tx, func() { fmt.Println("fenced now") }, look)
+				}
 				fmt.Println("fenced now")
-				for now := time.Now(); e.IsLeader(); now = time.Now() {
-					trusted = now
+				for look() {
 				}
 				return nil
 			})

@@ -550,45 +550,53 @@ func TestALeaderCutOffInsideAFencedTransactionIsReplacedWithinTwoTTLs(t *testing
 	_ = a
 }
 
-func TestALeaderFrozenInsideAFencedTransactionIsReplacedWithinTwoTTLs(t *testing.T) { // C75, C03
+func TestALeaderFrozenInsideAFencedTransactionIsReplacedWithinTwoTTLs(t *testing.T) { // C75, C03, C110
 	t.Parallel()
-	const ttl = 2 * time.Second
-	db := dbtest.Postgres(t)
-	direct := withTable(t, db)
-	mustExec(t, direct, "CREATE TABLE notes (n BIGINT)")
-	a := startProcess(t, nil, db, "fenced", "A", ttl) // it cannot tell when it was frozen, so the ledger is B's alone
-	a.says("fenced", 10*time.Second)
-	b := newLedger(t).start(direct, "B", ttl, nil)
-	within(t, 5*time.Second, "B sees A", func() bool { holder, _ := b.Leader(); return holder == "A" })
-	if err := a.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
+	for _, mode := range []string{"fenced", "reading"} { // between two statements; in the middle of a large result
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			const ttl = 2 * time.Second
+			db := dbtest.Postgres(t)
+			direct := withTable(t, db)
+			mustExec(t, direct, "CREATE TABLE notes (n BIGINT)")
+			a := startProcess(t, nil, db, mode, "A", ttl) // it cannot tell when it was frozen, so the ledger is B's alone
+			a.says("fenced", 10*time.Second)
+			b := newLedger(t).start(direct, "B", ttl, nil)
+			within(t, 5*time.Second, "B sees A", func() bool { holder, _ := b.Leader(); return holder == "A" })
+			if err := a.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = a.cmd.Process.Signal(syscall.SIGCONT) })
+			frozen := time.Now()
+			if mode == "reading" {
+				sendsInVain(t, direct)
+			}
+			b.leads(10 * time.Second)
+			begun := b.stint().begun
+			if took := begun.Sub(frozen); took > 2*ttl+noise {
+				t.Errorf("replaced after %v, more than two TTLs", took)
+			} else {
+				t.Logf("replaced after %v, %.1f TTLs", took, float64(took)/float64(ttl))
+			}
+			if err := a.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+				t.Fatal(err)
+			}
+			var trusted int64
+			if _, err := fmt.Sscan(strings.TrimPrefix(a.says("trusted", 10*time.Second), "until "), &trusted); err != nil {
+				t.Fatal(err)
+			}
+			if at := time.Unix(0, trusted); at.After(frozen.Add(noise)) {
+				t.Errorf("when it ran on it trusted its term, %v after it was frozen", at.Sub(frozen))
+			}
+			if outcome := a.says("committed", 10*time.Second); !strings.HasPrefix(outcome, "false lost true") {
+				t.Errorf("its commit: %s", outcome)
+			}
+			if n := number(t, direct, "SELECT count(*) FROM notes"); n != 0 {
+				t.Error("it committed")
+			}
+			b.keeps(b.leads(time.Second), ttl)
+		})
 	}
-	t.Cleanup(func() { _ = a.cmd.Process.Signal(syscall.SIGCONT) })
-	frozen := time.Now()
-	b.leads(10 * time.Second)
-	begun := b.stint().begun
-	if took := begun.Sub(frozen); took > 2*ttl+noise {
-		t.Errorf("replaced after %v, more than two TTLs", took)
-	} else {
-		t.Logf("replaced after %v, %.1f TTLs", took, float64(took)/float64(ttl))
-	}
-	if err := a.cmd.Process.Signal(syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
-	var trusted int64
-	if _, err := fmt.Sscan(strings.TrimPrefix(a.says("trusted", 10*time.Second), "until "), &trusted); err != nil {
-		t.Fatal(err)
-	}
-	if at := time.Unix(0, trusted); at.After(frozen.Add(noise)) {
-		t.Errorf("when it ran on it trusted its term, %v after it was frozen", at.Sub(frozen))
-	}
-	if outcome := a.says("committed", 10*time.Second); !strings.HasPrefix(outcome, "false lost true") {
-		t.Errorf("its commit: %s", outcome)
-	}
-	if n := number(t, direct, "SELECT count(*) FROM notes"); n != 0 {
-		t.Error("it committed")
-	}
-	b.keeps(b.leads(time.Second), ttl)
 }
 
 func TestALeaderThatDiesDuringALongFencedStatementIsReplaced(t *testing.T) { // C75
