@@ -1,6 +1,7 @@
 package lease_test
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/sqllease/lease"
 	"github.com/sqllease/lease/internal/dbtest"
+	"github.com/sqllease/lease/internal/faultproxy"
 )
 
 // How long a client that is gone keeps what it has locked on Postgres
@@ -60,6 +62,84 @@ func TestAFenceOverAUnixSocketWorksWithoutThatBound(t *testing.T) { // C110
 		}
 		if got := ask[string](t, tx, "SHOW idle_in_transaction_session_timeout"); got != "1min" {
 			t.Errorf("the transaction may lie idle for %s", got)
+		}
+		return nil
+	}))
+}
+
+// oldLeases makes the table of an older version, with a leader, which a later EnsureSchema has to alter.
+func oldLeases(t *testing.T, gdb *gorm.DB) {
+	t.Helper()
+	exec(t, gdb, `CREATE TABLE leases (name varchar(100) PRIMARY KEY, holder varchar(200) NOT NULL, expires_at bigint NOT NULL)`)
+	exec(t, gdb, `INSERT INTO leases VALUES ('job', 'old', 0)`)
+}
+
+func TestAReplicaThatIsCutOffBetweenDDLAndCommitHoldsUpALeaderForASecond(t *testing.T) { // C90
+	const ttl = 3 * time.Second
+	db := dbtest.Postgres(t)
+	direct := db.Open(t)
+	oldLeases(t, direct)
+	proxy := faultproxy.New(t, db.Addr())
+	far, spy := spied(t, &dbtest.Database{Backend: db.Backend, DSN: db.DSNVia(proxy.Addr())})
+	cut := make(chan time.Time, 1)
+	spy.after = func(query string, err error) {
+		if strings.HasPrefix(query, "ALTER TABLE") && err == nil {
+			select {
+			case cut <- time.Now():
+				proxy.Hang()
+			default:
+			}
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	returned := make(chan error, 1)
+	go func() { returned <- lease.EnsureSchema(far.WithContext(ctx)) }()
+	begin := <-cut
+	exec(t, direct, "UPDATE leases SET expires_at = expires_at + 1 WHERE name = 'job' AND holder = 'old'") // as its leader renews
+	if took := time.Since(begin); took > ttl/3*2 {
+		t.Errorf("a renewal took %v, which costs the leader its term", took)
+	} else {
+		t.Logf("a renewal took %v", took)
+	}
+	must(t, lease.EnsureSchema(direct))
+	if took := time.Since(begin); took > 5*time.Second {
+		t.Errorf("another replica's EnsureSchema was done %v after the cut", took)
+	}
+	exec(t, direct, "UPDATE leases SET holder = ''")
+	granted(t, direct, "A", databasesClock)
+	cancel()
+	proxy.Heal()
+	<-returned
+}
+
+func TestEnsureSchemaGoesOnAfterTheServerEndedItsTransaction(t *testing.T) { // C90
+	db := dbtest.Postgres(t)
+	direct := db.Open(t)
+	oldLeases(t, direct)
+	slow, spy := spied(t, db)
+	first := true
+	spy.after = func(query string, err error) {
+		if first && strings.HasPrefix(query, "ALTER TABLE") {
+			first = false
+			waitUntil(t, "the server ends the session", func() bool {
+				return ask[int](t, direct, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in%'") == 0
+			})
+		}
+	}
+	must(t, lease.EnsureSchema(slow))
+	exec(t, direct, "UPDATE leases SET holder = ''")
+	granted(t, direct, "A", databasesClock)
+}
+
+func TestEnsureSchemaSetsNothingInACallersTransaction(t *testing.T) { // C90
+	gdb := dbtest.Postgres(t).Open(t)
+	must(t, gdb.Transaction(func(tx *gorm.DB) error {
+		must(t, lease.EnsureSchema(tx))
+		for _, setting := range []string{"idle_in_transaction_session_timeout", "lock_timeout"} {
+			if got := ask[string](t, tx, "SHOW "+setting); got != "0" {
+				t.Errorf("%s is %s", setting, got)
+			}
 		}
 		return nil
 	}))

@@ -35,8 +35,8 @@ type dialect struct {
 	kinds map[string]kind // of columns
 	quote string          // around names, in DDL
 	index string          // begins the DDL of an index
+	short string          // makes a transaction end soon if its client freezes in it; "" where nothing does
 	alone []string        // makes a transaction the only one that migrates, and impatient for locks
-	short string          // makes a transaction end soon if its client freezes in it
 
 	noTable, contention, readOnly, already func(error) bool
 
@@ -86,7 +86,7 @@ CASE WHEN version() LIKE '%linux%' AND current_setting('tcp_user_timeout', true)
 		},
 		quote: `"`,
 		index: `CREATE INDEX {index} ON {space}{bare}`,
-		short: `SET LOCAL idle_in_transaction_session_timeout = '2s'`,
+		short: `SET LOCAL idle_in_transaction_session_timeout = '1s'`,
 		alone: []string{`SET LOCAL lock_timeout = '500ms'`, `SELECT pg_advisory_xact_lock(7811616831022158965)`},
 		columns: `SELECT a.attname,
 	CASE format_type(a.atttypid, NULL) WHEN 'bigint' THEN 'number' WHEN 'text' THEN 'text' WHEN 'character varying' THEN 'text'
@@ -256,7 +256,8 @@ const ensureFor = time.Minute
 // it is, and the error names [Tables], the way out.
 //
 // It blocks until it is done or db's context ends, for a minute at most. DDL waits for locks only half a second at a time, since
-// whatever queues behind it (a renewal, say) waits as well. In a caller's transaction that is left to its own lock_timeout.
+// whatever queues behind it (a renewal, say) waits as well. On Postgres, if its client freezes or is cut off, the server ends the
+// transaction after a second. In a caller's transaction both are left to the caller's own settings.
 //
 // The error is [ErrInvalid] for an unusable handle, else it says what the database said.
 func EnsureSchema(db *gorm.DB) error {
@@ -296,7 +297,7 @@ func (h *handle) ensure(ctx context.Context, db *gorm.DB) error {
 			return err
 		case h.inTx:
 			return fmt.Errorf("%w; the schema lacks:\n%s", err, strings.Join(missing, ""))
-		case !h.dialect.already(err) && !h.dialect.contention(err):
+		case !h.dialect.already(err) && !h.dialect.contention(err) && !cutOff(err):
 			return fmt.Errorf("%w; somebody who may has to run:\n%s", err, strings.Join(missing, ""))
 		}
 		select {
@@ -391,7 +392,13 @@ func (h *handle) migrate(ctx context.Context, db *gorm.DB) error {
 	return s.Transaction(func(tx *gorm.DB) error {
 		in := *h
 		in.pool, in.inTx = tx.Statement.ConnPool, true
-		for _, statement := range h.dialect.alone {
+		// The DDL's locks hold up every leader. They must not outlive a client that
+		// is cut off, so the limit comes first. It is the only one that is needed:
+		// no statement here waits long, or returns much.
+		for _, statement := range append([]string{h.dialect.short}, h.dialect.alone...) {
+			if statement == "" {
+				continue
+			}
 			if _, err := in.exec(ctx, statement); err != nil {
 				return err
 			}
