@@ -67,6 +67,26 @@ func TestAFenceOverAUnixSocketWorksWithoutThatBound(t *testing.T) { // C110
 	}))
 }
 
+func TestASavesOwnTransactionIsBoundedAsTheCallersIs(t *testing.T) { // C75, C110
+	gdb := withHooks(t, dbtest.Postgres(t))
+	h := claimHooked(t, gdb, "A")
+	ran := false
+	ctx := hookedBy(t, func(name string, _ *hooked, tx *gorm.DB) error {
+		if ran = ran || name == "AfterUpdate"; name != "AfterUpdate" {
+			return nil
+		}
+		tx = tx.Session(&gorm.Session{NewDB: true})
+		if idle, sent := ask[string](t, tx, "SHOW idle_in_transaction_session_timeout"), ask[string](t, tx, unread); idle != "1min" || sent != "60000" {
+			t.Errorf("it may lie idle for %s, and read nothing for %s ms", idle, sent)
+		}
+		return nil
+	})
+	must(t, h.Save(ctx, h.Item()))
+	if !ran {
+		t.Error("no hook ran")
+	}
+}
+
 // oldLeases makes the table of an older version, with a leader, which a later EnsureSchema has to alter.
 func oldLeases(t *testing.T, gdb *gorm.DB) {
 	t.Helper()

@@ -504,27 +504,6 @@ func TestHandlesThatNameAColumnDifferentlyEachUseTheirOwn(t *testing.T) { // C26
 	})
 }
 
-func TestASaveBoundsNoTransactionButItsCallers(t *testing.T) { // C75
-	db := dbtest.Postgres(t)
-	gdb := withHooks(t, db)
-	h := claimHooked(t, gdb, "A")
-	bounds := map[string]bool{}
-	ctx := hookedBy(t, func(name string, _ *hooked, tx *gorm.DB) error {
-		var bound string
-		err := tx.Session(&gorm.Session{NewDB: true}).Raw("SHOW idle_in_transaction_session_timeout").Scan(&bound).Error
-		bounds[name+" "+bound] = true
-		return err
-	})
-	must(t, h.Save(ctx, h.Item()))
-	if !bounds["AfterSave 0"] {
-		t.Errorf("the hooks of Save saw %v", bounds)
-	}
-	must(t, gdb.WithContext(ctx).Transaction(func(tx *gorm.DB) error { return h.SaveIn(tx, h.Item()) }))
-	if !bounds["AfterSave 1min"] {
-		t.Errorf("the hooks of SaveIn saw %v", bounds)
-	}
-}
-
 func TestScopesThatReadAlikeEachHaveTheirOwnChoice(t *testing.T) {
 	withParcels(t, 3, func(t *testing.T, w *world) {
 		for id, weighs := range map[uint]string{1: "weight = 1", 2: "weight = 2", 3: "weight = 3"} {

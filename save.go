@@ -49,8 +49,8 @@ func (m *items[T]) update(ctx context.Context, on *handle, w *write[T]) (ok bool
 	var tried write[T]
 	err = on.attempt(ctx, func(ctx context.Context, pool gorm.ConnPool) error {
 		tried = *w
-		send := func(s *gorm.DB) (err error) {
-			if ok, err = m.send(s, on.inTx, &tried); err == nil && !ok {
+		send := func(s *gorm.DB, inTx bool) (err error) {
+			if ok, err = m.send(s, inTx, &tried); err == nil && !ok {
 				err = errNotSaved
 			}
 			return err
@@ -58,10 +58,10 @@ func (m *items[T]) update(ctx context.Context, on *handle, w *write[T]) (ok bool
 		if _, isTx := pool.(gorm.TxCommitter); !isTx && (m.hooks() || m.plugged() && !m.db.SkipDefaultTransaction) {
 			return m.session(ctx, pool).Transaction(func(tx *gorm.DB) error {
 				on.dialect.watch(tx)
-				return send(tx)
+				return send(tx, true)
 			})
 		}
-		return send(m.session(ctx, pool))
+		return send(m.session(ctx, pool), on.inTx)
 	})
 	*w = tried
 	return ok, ignore(err, func(err error) bool { return errors.Is(err, errNotSaved) })
