@@ -134,13 +134,9 @@ type scene struct {
 // kinds of journal, and with and without prepared statements.
 func everyEnding(t *testing.T, spec func(s *scene)) {
 	for journal, database := range map[string]func(t *testing.T) *dbtest.Database{
-		"sqlite with a WAL": func(t *testing.T) *dbtest.Database { return dbtest.SQLite(t) },
-		"sqlite with a rollback journal": func(t *testing.T) *dbtest.Database {
-			db := dbtest.SQLite(t)
-			db.DSN = strings.Replace(db.DSN, "WAL", "DELETE", 1)
-			return db
-		},
-		"postgres": func(t *testing.T) *dbtest.Database { return dbtest.Postgres(t) },
+		"sqlite with a WAL":              func(t *testing.T) *dbtest.Database { return journaled(t, "WAL") },
+		"sqlite with a rollback journal": func(t *testing.T) *dbtest.Database { return journaled(t, "DELETE") },
+		"postgres":                       func(t *testing.T) *dbtest.Database { return dbtest.Postgres(t) },
 	} {
 		t.Run(journal, func(t *testing.T) {
 			db := database(t)
@@ -153,6 +149,12 @@ func everyEnding(t *testing.T, spec func(s *scene)) {
 			}
 		})
 	}
+}
+
+func journaled(t *testing.T, mode string) *dbtest.Database {
+	db := dbtest.SQLite(t)
+	db.DSN = strings.Replace(db.DSN, "WAL", mode, 1) + "&_synchronous=OFF" // there is much to commit
+	return db
 }
 
 var plainAndPrepared = map[string]bool{"plain": false, "PrepareStmt": true}
@@ -205,11 +207,15 @@ func (s *scene) fails(what string, err error) {
 
 func TestNothingFollowsAStatementThatEndedAFencedTransaction(t *testing.T) { // C86
 	everyEnding(t, func(s *scene) {
-		s.ended("the commit", lease.Transaction(s.ctx, s.gdb, func(tx *gorm.DB) error {
+		err := lease.Transaction(s.ctx, s.gdb, func(tx *gorm.DB) error {
 			must(s.T, write(tx))
 			s.end(tx)
 			return nil
-		}))
+		})
+		s.ended("the commit", err)
+		if s.gdb.Name() == dbtest.BackendSQLite && !strings.HasPrefix(err.Error(), `lease: transaction "job": SQLite ended`) {
+			s.Errorf("the error does not say whose transaction it was: %v", err)
+		}
 		for what, later := range laters {
 			s.ended(what, lease.Transaction(s.ctx, s.gdb, func(tx *gorm.DB) error {
 				must(s.T, write(tx))
@@ -522,6 +528,60 @@ func dbOf(t *testing.T, backend string) *dbtest.Database {
 		return dbtest.Postgres(t)
 	}
 	return dbtest.SQLite(t)
+}
+
+func TestATransactionThatCannotBeAskedIsRefused(t *testing.T) { // C86
+	db := dbtest.SQLite(t)
+	withNotes(t, db)
+	gdb, spy := spied(t, db)
+	ctx := lease.WithTerm(t.Context(), hold(t, gdb, "A"))
+	failure := errors.New("out of order")
+	for what, later := range laters {
+		err := lease.Transaction(ctx, gdb, func(tx *gorm.DB) error {
+			must(t, write(tx))
+			spy.fail = func(query string) error {
+				if query == "BEGIN" {
+					return failure
+				}
+				return nil
+			}
+			err := later(tx)
+			spy.fail = nil // too late
+			if err == nil {
+				t.Errorf("%s: it was sent", what)
+			}
+			if err := write(tx); err == nil {
+				t.Errorf("Exec after %s: it was sent", what)
+			}
+			return nil
+		})
+		mustBe(t, err, failure)
+		if n := notes(t, gdb); n != 0 {
+			t.Errorf("%s: %d notes were committed", what, n)
+		}
+	}
+}
+
+func TestAStatementUnderAContextThatHasEndedSaysSoAndEndsNoTransaction(t *testing.T) {
+	s := newScene(t, dbtest.SQLite(t), false, nil)
+	must(t, lease.Transaction(s.ctx, s.gdb, func(tx *gorm.DB) error {
+		must(t, write(tx))
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		mustBe(t, write(tx.WithContext(ctx)), context.Canceled)
+		return write(tx)
+	}))
+	s.left("it", 2)
+	ctx, cancel := context.WithCancel(s.ctx)
+	err := lease.Transaction(ctx, s.gdb, func(tx *gorm.DB) error {
+		must(t, write(tx))
+		cancel()
+		return write(tx)
+	})
+	if err == nil || strings.Contains(err.Error(), "SQLite ended") {
+		t.Errorf("after the end of its own context: %v", err)
+	}
+	s.left("one whose context ended", 0)
 }
 
 func TestAGoroutineBesideTheOneThatFindsTheEndWritesNothingEither(t *testing.T) { // C86
