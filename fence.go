@@ -175,6 +175,9 @@ func Transaction(ctx context.Context, db *gorm.DB, fn func(tx *gorm.DB) error, o
 	s := db.Session(&gorm.Session{NewDB: true, Context: ctx})
 	s.Error = nil
 	err = s.Transaction(func(tx *gorm.DB) error {
+		if !h.inTx {
+			h.dialect.watchNew(tx)
+		}
 		if err := f.Fence(tx); err != nil {
 			return err
 		}

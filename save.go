@@ -57,7 +57,7 @@ func (m *items[T]) update(ctx context.Context, on *handle, w *write[T]) (ok bool
 		}
 		if _, isTx := pool.(gorm.TxCommitter); !isTx && (m.hooks() || m.plugged() && !m.db.SkipDefaultTransaction) {
 			return m.session(ctx, pool).Transaction(func(tx *gorm.DB) error {
-				on.dialect.watch(tx)
+				on.dialect.watchNew(tx)
 				return send(tx, true)
 			})
 		}

@@ -29,7 +29,8 @@ type liveTx struct {
 	gorm.TxCommitter
 	dialect *dialect
 
-	mu    sync.Mutex // one question at a time; guards ended
+	mu    sync.Mutex // one question at a time; guards the fields below
+	fresh bool       // nothing was sent yet, which could have ended it
 	ended error
 }
 
@@ -39,6 +40,10 @@ func (tx *liveTx) alive(ctx context.Context) error {
 	defer tx.mu.Unlock()
 	if tx.ended != nil {
 		return tx.ended
+	}
+	if tx.fresh {
+		tx.fresh = false
+		return nil
 	}
 	// The context of the statement may have ended, and must not interrupt this.
 	_, err := tx.ConnPool.ExecContext(context.WithoutCancel(ctx), tx.dialect.begin)
@@ -137,6 +142,17 @@ func (d *dialect) live(pool gorm.ConnPool) (gorm.ConnPool, bool) {
 func (d *dialect) watch(tx *gorm.DB) {
 	if pool, made := d.live(tx.Statement.ConnPool); made {
 		tx.Statement.ConnPool = pool
+	}
+}
+
+// watchNew is watch for a transaction that was begun just now.
+func (d *dialect) watchNew(tx *gorm.DB) {
+	d.watch(tx)
+	switch live := bare(tx.Statement.ConnPool).(type) {
+	case *liveTx:
+		live.fresh = true
+	case *liveGORMTx:
+		live.fresh = true
 	}
 }
 

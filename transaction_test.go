@@ -478,6 +478,23 @@ func TestHoweverOftenATransactionIsFencedItAsksOnceForEachStatement(t *testing.T
 	}
 }
 
+func TestATransactionThatWasBegunJustNowIsNotAskedBeforeItsFence(t *testing.T) {
+	db := dbtest.SQLite(t)
+	withNotes(t, db)
+	gdb, spy := spied(t, db)
+	ctx := lease.WithTerm(t.Context(), hold(t, gdb, "A"))
+	spy.sent()
+	must(t, lease.Transaction(ctx, gdb, write))
+	var verbs []string
+	for _, statement := range spy.sent() {
+		verb, _, _ := strings.Cut(statement, " ")
+		verbs = append(verbs, verb)
+	}
+	if got := strings.Join(verbs, " "); got != "BEGIN UPDATE BEGIN INSERT BEGIN" { // and COMMIT, which the spy does not see
+		t.Errorf("it sent %s", got)
+	}
+}
+
 func TestATransactionOnPostgresIsNotAsked(t *testing.T) {
 	db := dbtest.Postgres(t)
 	withNotes(t, db)
