@@ -62,18 +62,20 @@ var dialects = []*dialect{
 		// - A client that freezes, or is cut off, while the server sends it rows:
 		//   after the ttl, on Postgres 12 or later, over TCP. A Unix socket has no
 		//   such limit: there current_setting is 0, and set_config does nothing.
-		// tcp_user_timeout is told as plain milliseconds, the others with a unit.
+		// tcp_user_timeout is told as plain milliseconds, the others with a unit,
+		// whose interval takes longer to parse than all the rest: not for 0, which
+		// is no limit.
 		brief: `set_config('idle_in_transaction_session_timeout', LEAST(
 	GREATEST(({expires} - {renewed}) / 1000, 1), 2147483647,
-	NULLIF(extract(epoch from current_setting('idle_in_transaction_session_timeout')::interval) * 1000, 0)::bigint)::text, true) ||
+	(extract(epoch from NULLIF(current_setting('idle_in_transaction_session_timeout'), '0')::interval) * 1000)::bigint)::text, true) ||
 CASE WHEN version() LIKE '%linux%' AND current_setting('client_connection_check_interval', true) IS NOT NULL THEN
 	set_config('client_connection_check_interval', LEAST(
 		GREATEST(({expires} - {renewed}) / 3000, 1), 2147483647,
-		NULLIF(extract(epoch from current_setting('client_connection_check_interval', true)::interval) * 1000, 0)::bigint)::text, true) ELSE '' END ||
+		(extract(epoch from NULLIF(current_setting('client_connection_check_interval', true), '0')::interval) * 1000)::bigint)::text, true) ELSE '' END ||
 CASE WHEN version() LIKE '%linux%' AND current_setting('tcp_user_timeout', true) IS NOT NULL THEN
 	set_config('tcp_user_timeout', LEAST(
 		GREATEST(({expires} - {renewed}) / 1000, 1), 2147483647,
-		NULLIF(substring(current_setting('tcp_user_timeout', true) from '^[0-9]+$')::bigint, 0))::text, true) ELSE '' END`,
+		NULLIF(current_setting('tcp_user_timeout', true), '0')::bigint)::text, true) ELSE '' END`,
 		// KEY SHARE lets renewals pass, and not a take, which locks FOR UPDATE.
 		fence: `SELECT {brief} FROM {table} WHERE {key} = ?2 AND {holder} = ?3 AND {epoch} = ?4 AND {expires} > {clock} FOR KEY SHARE`,
 
