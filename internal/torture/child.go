@@ -36,6 +36,7 @@ type settings struct {
 	Dir     string // for the record
 	Backend string
 	DSN     string
+	Direct  string // the DSN past the proxy
 	TTL     time.Duration
 	Seed    uint64
 }
@@ -44,10 +45,12 @@ type settings struct {
 type child struct {
 	settings
 	db     *gorm.DB
+	past   *gorm.DB // nil until it is needed
 	record *history.Recorder
 	random *rand.Rand
 	log    *slog.Logger
 	seq    int64 // of its writes, unique over all lives
+	trips  int   // transactions interrupted so far
 
 	mu    sync.Mutex               // guards the fields below
 	flags map[string]time.Duration // what the conductor asked for, until it is taken up
@@ -142,6 +145,55 @@ func (c *child) hold() {
 		fmt.Println("holding")
 		pause(context.Background(), d)
 	}
+}
+
+// interrupt carries out a statement that ends the transaction by itself, and
+// ignores its error, as careless work does. The statement fails in one of two
+// ways, in turns.
+func (c *child) interrupt(tx *gorm.DB) {
+	if _, ok := c.told("interrupt"); !ok {
+		return
+	}
+	if c.trips++; c.trips%2 == 0 {
+		ctx, cancel := context.WithTimeout(tx.Statement.Context, 5*time.Millisecond)
+		defer cancel()
+		tx.WithContext(ctx).Exec(`INSERT INTO torture_trips (id)
+WITH RECURSIVE n (i) AS (SELECT 2 UNION ALL SELECT i + 1 FROM n WHERE i < 2000000) SELECT i FROM n`)
+		return
+	}
+	insert := "INSERT INTO torture_trips (id) VALUES (1)" // which is there
+	if c.Backend == "sqlite" {
+		insert = "INSERT OR ROLLBACK" + strings.TrimPrefix(insert, "INSERT")
+	}
+	tx.Exec(insert)
+}
+
+// holdResult stays in the middle of a result that is too large for any buffer on
+// the way, so that the server waits for this process, which the conductor may
+// freeze there.
+func (c *child) holdResult(tx *gorm.DB, d time.Duration) {
+	rows, err := tx.Raw("SELECT repeat('x', 1000000) FROM generate_series(1, 100)").Rows()
+	if err != nil {
+		return
+	}
+	defer rows.Close()
+	for range 3 {
+		rows.Next()
+	}
+	fmt.Println("holding")
+	pause(context.Background(), d)
+}
+
+// direct is a handle past the proxy, which takes in whatever the server sends.
+func (c *child) direct() *gorm.DB {
+	if c.past == nil {
+		db, err := openDatabase(c.Backend, c.Direct)
+		if err != nil {
+			panic(err) // it sent nothing yet
+		}
+		c.past = db
+	}
+	return c.past
 }
 
 // asked tells of an order that stands until it is forgotten.

@@ -72,7 +72,7 @@ func (c *conductor) cast() {
 		if proxied(c.database) {
 			p.proxy = faultproxy.New(c.t, c.where.Addr())
 		}
-		p.DSN = c.via(p.proxy)
+		p.DSN, p.Direct = c.via(p.proxy), c.direct()
 		c.processes = append(c.processes, p)
 	}
 	for i := range c.replicas {
@@ -161,10 +161,10 @@ func (c *conductor) befall(k kind, p *process) {
 }
 
 // within records what is a part of another fault.
-func (c *conductor) within(name string, p *process, befall func()) {
+func (c *conductor) within(name, target string, blocks bool, befall func()) {
 	c.mu.Lock()
 	c.faults++
-	e := history.Event{Kind: history.Fault, Name: name, Target: p.Name, Seq: c.faults, Note: "part"}
+	e := history.Event{Kind: history.Fault, Name: name, Target: target, Seq: c.faults, Blocks: blocks, Note: "part"}
 	c.mu.Unlock()
 	c.record.Record(e)
 	befall()
@@ -200,7 +200,7 @@ func (c *conductor) seizeTarget(ctx context.Context, k kind) (*process, bool) {
 		case p.Role == "replica" && (hush || !p.recovers() && busy+1 >= c.replicas), k.on == onLeader && !leads, k.on == onStandby && leads,
 			(k.on == onReplica || k.on == onStandby) && p.Role != "replica":
 			continue
-		case (k.name == "hold" || k.name == "overrun") && !leads && p.Role != "worker":
+		case k.on == onWriter && !leads && p.Role != "worker":
 			continue
 		case leads:
 			candidates = append(candidates, p, p, p)

@@ -64,7 +64,7 @@ func openBackend(ctx context.Context, t testing.TB, o options, dir string) *data
 
 // borrow makes sure that somebody else's database has nothing that this program makes, and removes that at the end.
 func (d *database) borrow(ctx context.Context, t testing.TB) {
-	tables := []string{"leases", "lease_items", "torture_writes", "torture_effects"}
+	tables := []string{"leases", "lease_items", "torture_writes", "torture_effects", "torture_trips"}
 	for _, table := range tables {
 		if d.db.WithContext(ctx).Migrator().HasTable(table) {
 			t.Fatalf("the database of -dsn has a table %s already: give it one without", table)
@@ -87,18 +87,24 @@ func (d *database) create(ctx context.Context) error {
 		return err
 	}
 	script := []string{
-		"CREATE TABLE torture_writes (id INTEGER PRIMARY KEY AUTOINCREMENT, epoch BIGINT, proc TEXT, seq BIGINT)",
+		"CREATE TABLE torture_writes (id INTEGER PRIMARY KEY AUTOINCREMENT, epoch BIGINT, proc TEXT, seq BIGINT, part BIGINT, began BIGINT, expires BIGINT)",
+		"CREATE TABLE torture_leases (id INTEGER PRIMARY KEY AUTOINCREMENT, epoch BIGINT, holder TEXT, renewed BIGINT, expires BIGINT)",
+		// A fence writes the row as it is.
+		`CREATE TRIGGER torture_lease AFTER UPDATE ON leases
+WHEN new.name = '` + theLease + `' AND (new.epoch, new.holder, new.renewed_at, new.expires_at) <> (old.epoch, old.holder, old.renewed_at, old.expires_at)
+BEGIN INSERT INTO torture_leases (epoch, holder, renewed, expires) VALUES (new.epoch, new.holder, new.renewed_at, new.expires_at); END`,
 		"CREATE TABLE torture_effects (item TEXT, epoch BIGINT)",
 		"CREATE TABLE torture_saves (id INTEGER PRIMARY KEY AUTOINCREMENT, item TEXT, payload TEXT)",
 		"CREATE TRIGGER torture_save AFTER UPDATE OF payload ON lease_items BEGIN INSERT INTO torture_saves (item, payload) VALUES (new.key, new.payload); END",
 	}
 	if d.backend == "postgres" {
 		script = []string{
-			"CREATE TABLE torture_writes (epoch BIGINT, proc TEXT, seq BIGINT)",
+			"CREATE TABLE torture_writes (epoch BIGINT, proc TEXT, seq BIGINT, part BIGINT, began BIGINT, expires BIGINT)",
 			"CREATE TABLE torture_effects (item TEXT, epoch BIGINT)",
 			"SELECT pg_create_logical_replication_slot('torture', 'test_decoding')",
 		}
 	}
+	script = append(script, "CREATE TABLE torture_trips (id INTEGER PRIMARY KEY)", "INSERT INTO torture_trips (id) VALUES (1)")
 	for _, statement := range script {
 		if err := db.Exec(statement).Error; err != nil {
 			return fmt.Errorf("%s: %w", statement, err)
@@ -115,6 +121,14 @@ func (d *database) via(p *faultproxy.Proxy) string {
 	return d.where.DSNVia(p.Addr())
 }
 
+// direct is the DSN of a child past its proxy, over TCP where there is a choice.
+func (d *database) direct() string {
+	if !proxied(d) {
+		return d.dsn
+	}
+	return d.where.DSNVia(d.where.Addr())
+}
+
 // leader names the holder of the lease, or nobody.
 func (d *database) leader(ctx context.Context) string {
 	ctx, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
@@ -126,27 +140,41 @@ func (d *database) leader(ctx context.Context) string {
 	return s.Holder
 }
 
-// renewal waits for the next one, for two seconds at most.
-func (d *database) renewal(ctx context.Context) {
+// renewal waits for the next one, for two seconds at most, and reports whether
+// there was one.
+func (d *database) renewal(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	before, _ := lease.Find(ctx, d.db, theLease)
-	for now := before; ctx.Err() == nil && now.RenewedAt.Equal(before.RenewedAt); {
-		pause(ctx, 5*time.Millisecond)
-		now, _ = lease.Find(ctx, d.db, theLease)
+	before, err := lease.Find(ctx, d.db, theLease)
+	for ; err == nil; pause(ctx, 2*time.Millisecond) {
+		var now lease.Status
+		now, err = lease.Find(ctx, d.db, theLease)
+		if err == nil && now.RenewedAt != before.RenewedAt {
+			return now.Epoch == before.Epoch
+		}
 	}
+	return false
 }
 
-// lock keeps everyone from the lease for a while: by a row lock of another session, or by SQLite's file lock.
-func (d *database) lock(ctx context.Context, lasts time.Duration) error {
+// lock keeps everyone from the lease while it waits: by a row lock of another
+// session, or by SQLite's file lock. In the end it rolls back, or commits the row
+// as it was.
+func (d *database) lock(ctx context.Context, commit bool, wait func()) error {
 	statement := "UPDATE leases SET epoch = epoch WHERE name = ?" // which takes either lock
-	return d.db.WithContext(ctx).Transaction(func(tx *gorm.DB) error {
+	err := d.db.WithContext(ctx).Transaction(func(tx *gorm.DB) error {
 		if err := tx.Exec(statement, theLease).Error; err != nil {
 			return err
 		}
-		pause(ctx, lasts)
+		wait()
+		if commit {
+			return nil
+		}
 		return errRollBack
 	})
+	if errors.Is(err, errRollBack) {
+		return nil
+	}
+	return err
 }
 
 var errRollBack = errors.New("roll back")
@@ -205,7 +233,10 @@ func (d *database) collect(ctx context.Context, r *history.Run) error {
 
 // collectSQLite reads what was written in the order of the commits: SQLite has one writer at a time, and numbers the rows.
 func collectSQLite(db *gorm.DB, r *history.Run) error {
-	if err := db.Raw("SELECT epoch, proc, seq FROM torture_writes ORDER BY id").Scan(&r.Writes).Error; err != nil {
+	if err := db.Raw("SELECT epoch, proc, seq, part, began, expires FROM torture_writes ORDER BY id").Scan(&r.Writes).Error; err != nil {
+		return err
+	}
+	if err := db.Raw("SELECT epoch, holder, renewed, expires FROM torture_leases ORDER BY id").Scan(&r.Versions).Error; err != nil {
 		return err
 	}
 	rows, err := db.Raw("SELECT item, json_extract(payload, '$.epoch'), json_extract(payload, '$.seq') FROM torture_saves WHERE payload <> 'null' ORDER BY id").Rows()
@@ -225,14 +256,18 @@ func collectSQLite(db *gorm.DB, r *history.Run) error {
 
 // What the plug-in test_decoding says of a row.
 var (
-	decodedWrite = regexp.MustCompile(`^table public\.torture_writes: INSERT: epoch\[bigint\]:(\d+) proc\[text\]:'(\w+)' seq\[bigint\]:(\d+)$`)
-	decodedSave  = regexp.MustCompile(`^table public\.lease_items: UPDATE: key\[character varying\]:'([\w-]+)' payload\[jsonb\]:'\{"seq": (\d+), "epoch": (\d+)\}'`)
+	decodedWrite = regexp.MustCompile(`^table public\.torture_writes: INSERT: epoch\[bigint\]:(\d+) proc\[text\]:'(\w+)' seq\[bigint\]:(\d+) part\[bigint\]:(\d+) ` +
+		`began\[bigint\]:(\d+) expires\[bigint\]:(\d+)$`)
+	decodedLease = regexp.MustCompile(`^table public\.leases: UPDATE: name\[character varying\]:'` + theLease + `' holder\[character varying\]:'(\w*)' ` +
+		`epoch\[bigint\]:(\d+) expires_at\[bigint\]:(\d+) acquired_at\[bigint\]:\d+ renewed_at\[bigint\]:(\d+)$`)
+	decodedSave = regexp.MustCompile(`^table public\.lease_items: UPDATE: key\[character varying\]:'([\w-]+)' payload\[jsonb\]:'\{"seq": (\d+), "epoch": (\d+)\}'`)
 )
 
 // collectPostgres reads what was written in the order of the commits, from the write-ahead log.
 func collectPostgres(db *gorm.DB, r *history.Run) error {
 	rows, err := db.Raw(`SELECT data FROM pg_logical_slot_get_changes('torture', NULL, NULL)
-WHERE data LIKE 'table public.torture_writes: INSERT%' OR data LIKE 'table public.lease_items: UPDATE%'`).Rows()
+WHERE data LIKE 'table public.torture_writes: INSERT%' OR data LIKE 'table public.lease_items: UPDATE%'
+OR data LIKE 'table public.leases: UPDATE: name[character varying]:''` + theLease + `''%'`).Rows()
 	if err != nil {
 		return err
 	}
@@ -247,7 +282,10 @@ WHERE data LIKE 'table public.torture_writes: INSERT%' OR data LIKE 'table publi
 			return err
 		}
 		if m := decodedWrite.FindStringSubmatch(line); m != nil {
-			r.Writes = append(r.Writes, history.Write{Epoch: number(m[1]), Proc: m[2], Seq: number(m[3])})
+			r.Writes = append(r.Writes, history.Write{Epoch: number(m[1]), Proc: m[2], Seq: number(m[3]), Part: int(number(m[4])),
+				Began: number(m[5]), Expires: number(m[6])})
+		} else if m := decodedLease.FindStringSubmatch(line); m != nil {
+			r.Versions = append(r.Versions, history.Version{Holder: m[1], Epoch: number(m[2]), Expires: number(m[3]), Renewed: number(m[4])})
 		} else if m := decodedSave.FindStringSubmatch(line); m != nil {
 			r.Saves = append(r.Saves, history.Save{Key: m[1], Epoch: number(m[3]), Seq: number(m[2])})
 		} else if !strings.Contains(line, "payload[jsonb]:'null'") {

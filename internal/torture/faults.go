@@ -6,8 +6,11 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"syscall"
 	"time"
+
+	"github.com/sqllease/lease/internal/torture/history"
 )
 
 const (
@@ -15,6 +18,7 @@ const (
 	onReplica  = "replica"  // any of those
 	onLeader   = "leader"   // the replica that leads
 	onStandby  = "standby"  // one that does not
+	onWriter   = "writer"   // the replica that leads, or a worker
 	onDatabase = "database" // of which there is one
 )
 
@@ -48,10 +52,12 @@ var kinds = []kind{
 	{"return", "the leader's work returns by itself", onLeader, 2, always, never, told("return", 0, 0)},
 	{"exhaust", "the work takes every connection of its pool", onLeader, 4, always, never, told("exhaust", 0.5, 1.5)},
 	{"clock", "the process's wall clock jumps, for a while", onProcess, 6, always, never, wallClock},
-	{"overrun", "work goes on after its context has ended", onProcess, 6, always, sqliteOnly, overrun},
+	{"overrun", "work goes on after its context has ended", onWriter, 6, always, sqliteOnly, overrun},
 	{"late", "polls and renewals are slow, on the way there or back", onReplica, 10, always, never, lateReplies},
 	{"late-take", "the answer to a takeover is late, and then the new leader is cut off", onStandby, 8, always, never, lateTake},
-	{"hold", "frozen inside a fenced transaction", onProcess, 6, always, sqliteOnly, freezeInTransaction},
+	{"hold", "frozen inside a fenced transaction", onWriter, 6, always, sqliteOnly, freezeInTransaction},
+	{"hold-result", "frozen while it reads a large result in a fenced transaction", onLeader, 3, proxied, never, freezeInResult},
+	{"interrupt", "a statement ends a fenced transaction by itself, and the work goes on in it", onWriter, 6, always, never, interrupt},
 
 	{"hang", "connections, and new ones, stay open and carry nothing", onProcess, 10, proxied, never, proxyFault(func(c *conductor, p *process) { p.proxy.Hang() })},
 	{"hang-existing", "so do those that exist; new ones work", onProcess, 4, proxied, never, proxyFault(func(c *conductor, p *process) { p.proxy.HangExisting() })},
@@ -63,8 +69,11 @@ var kinds = []kind{
 	{"db-crash", "an immediate shutdown, and a restart", onDatabase, 2, served, always, restart("immediate")},
 	{"db-freeze", "the server's processes are frozen", onDatabase, 2, served, always, freezeDatabase},
 	{"db-clock", "the server's clock is stepped, forward or back, by up to an hour", onDatabase, 1, clocked, never, stepClock},
-	{"late-step", "it is stepped forward under standbys that polled slowly, while the leader is cut off", onDatabase, 1, clocked, never, lateStep},
+	{"late-step", "it is stepped forward under slow polls, right after a renewal, and the leader is cut off", onDatabase, 1, clocked, never, calmed(lateStep)},
+	{"back-and-forth", "it is stepped back right before a renewal, and put right after it", onDatabase, 1, clocked, never, calmed(backAndForth)},
 	{"lock", "another session holds the lease's row; with SQLite the file", onDatabase, 4, always, always, lockRow},
+	{"lock-renewals", "so it does while renewals queue, and the server's clock may be stepped", onDatabase, 2, always, never, lockRenewals},
+	{"expire", "the leader can no longer renew, its work goes on, and nobody can take the lease", onDatabase, 3, always, always, expire},
 }
 
 func faultNames() (names []string) {
@@ -130,9 +139,30 @@ func freezeInTransaction(c *conductor, ctx context.Context, p *process) {
 	}
 	p.order("hold", c.ttl/2)
 	if p.heard(2 * c.ttl) {
-		c.within("freeze", p, func() { c.freezeFor(ctx, p, lasts) })
+		c.within("freeze", p.Name, false, func() { c.freezeFor(ctx, p, lasts) })
 	}
 	p.order("forget", 0)
+}
+
+// freezeInResult freezes a process while the server waits for it to read.
+func freezeInResult(c *conductor, ctx context.Context, p *process) {
+	lasts := c.between(1.05, 3)
+	if c.pick(2) == 0 {
+		lasts = c.between(3, 4)
+	}
+	p.order("hold-result", c.ttl/2)
+	if p.heard(2 * c.ttl) {
+		c.within("freeze", p.Name, false, func() { c.freezeFor(ctx, p, lasts) })
+	}
+	p.order("forget", 0)
+}
+
+// interrupt makes statements fail in fenced transactions, in such a way that the
+// database ends the transaction.
+func interrupt(c *conductor, ctx context.Context, p *process) {
+	for range 3 {
+		c.tell(ctx, p, "interrupt", 0)
+	}
 }
 
 // overrun makes work go on after its context has ended, which it does since the process is cut off, or frozen.
@@ -144,7 +174,7 @@ func overrun(c *conductor, ctx context.Context, p *process) {
 		pause(ctx, c.between(0.7, 1.5))
 		p.proxy.Heal()
 	} else {
-		c.within("freeze", p, func() { freeze(c, ctx, p) })
+		c.within("freeze", p.Name, false, func() { freeze(c, ctx, p) })
 	}
 	pause(ctx, lasts)
 	p.order("forget", 0)
@@ -179,7 +209,7 @@ func lateTake(c *conductor, ctx context.Context, p *process) {
 		p.proxy.Heal()
 	default:
 		pause(ctx, late+c.ttl/20)
-		c.within("freeze", p, func() { freeze(c, ctx, p) })
+		c.within("freeze", p.Name, false, func() { freeze(c, ctx, p) })
 	}
 }
 
@@ -216,12 +246,27 @@ func freezeDatabase(c *conductor, ctx context.Context, _ *process) {
 
 // setClock sets the database's clock to the machine's and so much more.
 func (c *conductor) setClock(offset time.Duration) {
+	e := history.Event{Kind: history.Stepped, At: history.Now(), Offset: offset.Microseconds()}
 	c.offset, c.farthest = offset, max(c.farthest, offset)
 	c.server.SetClock(c.t, offset)
+	e.Until = history.Now()
+	c.record.Record(e)
 }
 
-// stepClock steps the database's clock. A process that starts right after a step forward can take a lease that is still live, as the package
-// says; so none does for a while.
+// calmed is a fault that is for calm times. A process that starts right after a
+// step of the clock can take a lease that is still live, as the package says. So
+// none does meanwhile, nor for a while.
+func calmed(befall func(c *conductor, ctx context.Context)) func(*conductor, context.Context, *process) {
+	return func(c *conductor, ctx context.Context, _ *process) {
+		c.calmly(ctx, func() {
+			c.noStarts(10 * c.ttl)
+			befall(c, ctx)
+			c.noStarts(3 * c.ttl)
+		})
+	}
+}
+
+// stepClock steps the database's clock.
 func stepClock(c *conductor, ctx context.Context, _ *process) {
 	steps := []time.Duration{-time.Hour, -2 * c.ttl, -c.ttl / 2, 0, c.ttl / 5, c.ttl / 2, c.ttl, 5 * c.ttl, time.Hour}
 	c.calmly(ctx, func() {
@@ -231,45 +276,132 @@ func stepClock(c *conductor, ctx context.Context, _ *process) {
 	pause(ctx, 3*c.ttl)
 }
 
-// lateStep steps the clock forward under standbys whose polls have been slow until then, and a leader that is cut off at that moment.
-func lateStep(c *conductor, ctx context.Context, _ *process) {
-	c.calmly(ctx, func() { c.lateStep(ctx) })
-}
-
-func (c *conductor) lateStep(ctx context.Context) {
+// leading does something to each replica that leads, or may: two share a holder.
+func (c *conductor) leading(ctx context.Context, do func(p *process)) {
 	leader := c.leader(ctx)
-	each := func(do func(p *process, leads bool)) {
-		for _, p := range c.processes {
-			if p.Role == "replica" {
-				do(p, p.Holder == leader)
-			}
+	for _, p := range c.campaigners() {
+		if p.Holder == leader {
+			do(p)
 		}
 	}
-	c.noStarts(5 * c.ttl)
-	each(func(p *process, leads bool) { p.order("slow-poll", c.ttl*3/10) })
+}
+
+// campaigners are the processes that campaign.
+func (c *conductor) campaigners() []*process {
+	return slices.DeleteFunc(slices.Clone(c.processes), func(p *process) bool { return p.Role != "replica" })
+}
+
+// cutOff cuts the leader off for a while.
+func (c *conductor) cutOff(ctx context.Context, lasts time.Duration) {
+	var cut []*process
+	c.leading(ctx, func(p *process) {
+		p.proxy.Hang()
+		cut = append(cut, p)
+	})
+	pause(ctx, lasts)
+	for _, p := range cut {
+		p.proxy.Heal()
+	}
+}
+
+// lateStep steps the clock forward while polls are under way that were sent
+// before the last renewal, and cuts the leader off. A standby that counts from
+// its poll's sending takes the lease before the leader's trust has ended.
+func lateStep(c *conductor, ctx context.Context) {
+	for _, p := range c.campaigners() {
+		p.order("slow-poll", c.ttl*3/10)
+	}
 	pause(ctx, 2*c.ttl)
-	c.renewal(ctx)
-	pause(ctx, c.ttl/4) // so that the standbys have seen it, in a slow poll
-	leader = c.leader(ctx)
-	each(func(p *process, leads bool) {
+	renewed := c.renewal(ctx)
+	for _, p := range c.campaigners() {
 		p.order("forget", 0)
-		if leads {
-			p.proxy.Hang()
+	}
+	if renewed {
+		c.setClock(c.offset + c.ttl/2)
+		c.cutOff(ctx, c.ttl*3/2)
+	}
+	pause(ctx, c.ttl)
+}
+
+// backAndForth steps the clock back right before a renewal, and forth again right
+// after it, so that most standbys see nothing of it but the row: one that was
+// renewed long ago by a clock that never moved.
+func backAndForth(c *conductor, ctx context.Context) {
+	steps := []time.Duration{c.ttl / 3, c.ttl * 2 / 3, c.ttl, 2 * c.ttl, time.Hour}
+	right := c.offset
+	rounds := 1 + c.pick(4)
+	for i := range rounds {
+		if !c.renewal(ctx) {
+			return
 		}
-	})
-	c.setClock(c.offset + c.ttl/2)
-	pause(ctx, c.ttl*3/2)
-	each(func(p *process, leads bool) {
-		if leads {
-			p.proxy.Heal()
+		pause(ctx, c.ttl/3-c.ttl/20)
+		c.setClock(right - steps[c.pick(len(steps))])
+		renewed := c.renewal(ctx)
+		c.setClock(right)
+		switch {
+		case !renewed:
+			return
+		case i == rounds-1 && c.pick(2) == 0:
+			c.cutOff(ctx, c.ttl*3/2)
 		}
-	})
+	}
 	pause(ctx, c.ttl)
 }
 
 func lockRow(c *conductor, ctx context.Context, _ *process) {
-	if err := c.lock(ctx, c.between(0.2, 1.5)); err != errRollBack && ctx.Err() == nil {
+	lasts := c.between(0.2, 1.5)
+	c.noteLock(ctx, c.lock(ctx, false, func() { pause(ctx, lasts) }))
+}
+
+func (c *conductor) noteLock(ctx context.Context, err error) {
+	if err != nil && ctx.Err() == nil {
 		c.note("lock: %v", err)
+	}
+}
+
+// lockRenewals locks the lease's row right before a renewal is due, for so long
+// that others are sent after it. If the row is then written, though as it was, they
+// land in any order.
+func lockRenewals(c *conductor, ctx context.Context, p *process) {
+	step := clocked(c.database) && c.pick(2) == 0
+	queue := func(c *conductor, ctx context.Context) {
+		for range 3 {
+			if !c.renewal(ctx) {
+				return
+			}
+			pause(ctx, c.ttl/3-c.ttl/20)
+			lasts, at, by := c.between(0.15, 0.3), c.between(0.05, 0.15), c.between(-0.2, 0.2)
+			c.within("lock", "database", true, func() {
+				c.noteLock(ctx, c.lock(ctx, c.pick(3) > 0, func() {
+					pause(ctx, at)
+					if step {
+						c.setClock(c.offset + by)
+					}
+					pause(ctx, lasts-at)
+				}))
+			})
+		}
+	}
+	if step {
+		calmed(queue)(c, ctx, p)
+		return
+	}
+	queue(c, ctx)
+}
+
+// expire lets the lease expire while nobody takes it, and work goes on that wants
+// to write. A renewal and a take are given up before they are sent.
+func expire(c *conductor, ctx context.Context, _ *process) {
+	c.leading(ctx, func(p *process) {
+		p.order("overrun", c.between(0.7, 1.5))
+		p.order("slow-renew", c.ttl*2/5)
+	})
+	for _, p := range c.campaigners() {
+		p.order("slow-take", c.ttl*3/4)
+	}
+	pause(ctx, c.between(1.7, 2.4))
+	for _, p := range c.campaigners() {
+		p.order("forget", 0)
 	}
 }
 

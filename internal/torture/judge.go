@@ -37,7 +37,7 @@ func (c *conductor) watch(ctx context.Context) {
 func (c *conductor) judge(complete bool) bool {
 	ctx, cancel := context.WithTimeout(c.ctx, 2*time.Minute)
 	defer cancel()
-	r := history.Run{Seed: int64(c.seed), TTL: c.ttl, Complete: complete}
+	r := history.Run{Seed: int64(c.seed), TTL: c.ttl, Complete: complete, OneClock: c.options.backend == "sqlite" || c.server != nil}
 	var err error
 	if r.Events, err = history.Read(c.dir); err == nil {
 		err = c.collect(ctx, &r)

@@ -25,6 +25,7 @@ func (c *child) replica(ctx context.Context) error {
 		for before := history.Now(); e.At == 0 || e.At-before > int64(time.Millisecond); { // unless it was frozen between the two clocks
 			before = history.Now()
 			trusted := left()
+			e.Wall = time.Now().UnixMicro()
 			e.At = history.Now()
 			e.Until = e.At + int64(trusted)
 		}
@@ -39,7 +40,7 @@ func (c *child) replica(ctx context.Context) error {
 		if !ok {
 			return
 		}
-		if statement == "take" {
+		if answered && statement == "take" {
 			fmt.Println("taken")
 		}
 		pause(context.Background(), d)
@@ -84,25 +85,37 @@ func (c *child) lead(ctx context.Context, elector *lease.Elector, epoch int64) {
 	}
 }
 
-// write commits one row, fenced, and tells what came of it.
+// write commits two rows, fenced, and tells what came of it.
 func (c *child) write(ctx context.Context, epoch int64) {
 	seq := c.next()
 	writing, cancel := context.WithTimeout(ctx, 4*c.TTL)
 	defer cancel()
+	db, large, d := c.db, false, time.Duration(0)
+	if d, large = c.told("hold-result"); large {
+		db = c.direct()
+	}
 	c.record.Record(history.Event{Kind: history.Writing, Epoch: epoch, Seq: seq})
-	toCommit := false // then an error leaves it unknown whether it was committed, whatever else it says
-	err := lease.Transaction(writing, c.db, func(tx *gorm.DB) error {
-		err := tx.Exec("INSERT INTO torture_writes (epoch, proc, seq) VALUES (?, ?, ?)", epoch, c.Name, seq).Error
+	began := time.Now().UnixMicro()
+	failed, toCommit := false, false // with toCommit an error leaves it unknown whether it was committed, whatever else it says
+	err := lease.Transaction(writing, db, func(tx *gorm.DB) error {
+		err := c.insert(tx, epoch, seq, 1, began)
+		if err == nil && large {
+			c.holdResult(tx, d)
+		}
 		if err == nil {
 			c.hold()
+			c.interrupt(tx)
+			err = c.insert(tx, epoch, seq, 2, began)
 		}
-		toCommit = err == nil
+		failed, toCommit = err != nil, err == nil
 		return err
 	})
 	kind := history.Written
 	switch {
 	case errors.Is(err, lease.ErrLost) && !toCommit:
 		kind = history.Refused
+	case failed:
+		kind = history.Undone
 	case err != nil:
 		kind = history.Failed
 	}
@@ -111,6 +124,18 @@ func (c *child) write(ctx context.Context, epoch int64) {
 		e.Note = err.Error()
 	}
 	c.record.Record(e)
+}
+
+// insert writes one of the two rows. It keeps when the transaction began and when
+// the term expires, both by the clock that decides: the database's, which for
+// SQLite is this machine's and has milliseconds.
+func (c *child) insert(tx *gorm.DB, epoch, seq int64, part int, began int64) error {
+	start := "(extract(epoch from now())*1000000)::bigint" // BEGIN's time
+	if c.Backend == "sqlite" {
+		start = fmt.Sprint(began / 1000 * 1000)
+	}
+	return tx.Exec("INSERT INTO torture_writes (epoch, proc, seq, part, began, expires) VALUES (?, ?, ?, ?, "+start+
+		", COALESCE((SELECT expires_at FROM leases WHERE name = ? AND epoch = ?), 0))", epoch, c.Name, seq, part, theLease, epoch).Error
 }
 
 // exhaust takes every connection of the pool that it can get, for a while.

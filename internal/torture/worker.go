@@ -79,6 +79,7 @@ func (c *child) process(ctx context.Context, holder *lease.Holder) error {
 			return err
 		}
 		c.hold()
+		c.interrupt(tx)
 		item.Done = true
 		return holder.SaveIn(tx, item)
 	})

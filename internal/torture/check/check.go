@@ -13,7 +13,7 @@ import (
 
 // A Violation is a promise that was not kept.
 type Violation struct {
-	Rule string // "trust", "fenced", "items", "freed", "linear"; or "undecided", if a history was too hard to check
+	Rule string // "trust", "margin", "fenced", "items", "freed", "linear"; or "undecided", if a history was too hard to check
 	At   int64  // CLOCK_MONOTONIC, in nanoseconds; 0 if it has no time
 	Text string // what happened; its times are counted from the first event of the run
 }
@@ -23,7 +23,9 @@ func (v Violation) String() string { return v.Rule + ": " + v.Text }
 // Run checks a run by every rule, and returns what it finds by rule.
 //
 //   - trust: trust never overlaps, an epoch is one term, and epochs grow.
-//   - fenced: epochs never fall from one committed write to the next, and what was committed is what was told.
+//   - margin: the lease's row outlives all trust by a third of the TTL, and its times never go back within a term.
+//   - fenced: epochs never fall from one committed write to the next, none is of a term that had expired, a transaction is committed
+//     whole, and what was committed is what was told.
 //   - items: every item ends with one effect, of one claim, and nothing saved is lost or overwritten by older.
 //   - freed: the lease comes free in time.
 //   - linear: leases used by hand behave as if one operation happened after the other.
@@ -36,7 +38,13 @@ func Run(r history.Run) []Violation {
 	if len(r.Events) > 0 {
 		c.start, c.end = r.Events[0].At, r.Events[len(r.Events)-1].At
 	}
+	for _, e := range r.Events {
+		if e.Kind == history.Stepped {
+			c.steps = append(c.steps, e)
+		}
+	}
 	lanes := c.trust()
+	c.margin()
 	c.fenced()
 	c.items()
 	c.freed(lanes)
@@ -47,7 +55,8 @@ func Run(r history.Run) []Violation {
 // A checker collects what it finds in one run.
 type checker struct {
 	history.Run
-	start, end int64 // of the events
+	start, end int64           // of the events
+	steps      []history.Event // of the database's clock
 	found      []Violation
 }
 

@@ -2,45 +2,105 @@ package check
 
 import (
 	"fmt"
+	"math"
+	"slices"
 
 	"github.com/sqllease/lease/internal/torture/history"
 )
 
-// fenced checks the writes that replicas committed in fenced transactions, in the order of the commits.
+// A transaction names one fenced transaction of a replica.
+type transaction struct {
+	epoch int64
+	proc  string
+	seq   int64
+}
+
+func (t transaction) String() string {
+	return fmt.Sprintf("write %d of %s in term %d", t.seq, t.proc, t.epoch)
+}
+
+// An attempt is what a replica told of a transaction.
+type attempt struct {
+	last     history.Event
+	from, to int64 // it began and ended in this time; from is 0 and to math.MaxInt64 if that was not told
+}
+
+// fenced checks what replicas committed in fenced transactions, in the order of
+// the commits.
 func (c *checker) fenced() {
-	told := map[history.Write]history.Event{} // the last that was
-	for _, e := range c.Events {
-		switch e.Kind {
-		case history.Writing, history.Written, history.Refused, history.Failed:
-			told[history.Write{Epoch: e.Epoch, Proc: e.Proc, Seq: e.Seq}] = e
-		}
-	}
-	committed := map[history.Write]bool{}
-	var highest history.Write // of the highest epoch so far
+	attempts := c.attempts()
+	parts := map[transaction]map[int]bool{} // committed
+	var highest transaction                 // of the highest epoch so far
 	for _, w := range c.Writes {
-		e, known := told[w]
+		t := transaction{w.Epoch, w.Proc, w.Seq}
+		a, known := attempts[t]
+		e := a.last
 		switch {
 		case !known:
-			c.report("fenced", 0, "%s was committed, but %s never tried to", written(w), w.Proc)
+			c.report("fenced", 0, "%s was committed, but %s never tried to", t, w.Proc)
 		case e.Kind == history.Refused:
-			c.report("fenced", e.At, "%s was committed, but %v was told at %s that it was refused", written(w), processOf(e), c.time(e.At))
-		case committed[w]:
-			c.report("fenced", e.At, "%s was committed twice", written(w))
+			c.report("fenced", e.At, "%s was committed, but %v was told at %s that it was refused", t, processOf(e), c.time(e.At))
+		case e.Kind == history.Undone:
+			c.report("fenced", e.At, "%s was committed, but %v was told at %s that it was rolled back", t, processOf(e), c.time(e.At))
+		case parts[t][w.Part]:
+			c.report("fenced", e.At, "%s was committed twice", t)
 		}
-		committed[w] = true
-		if w.Epoch < highest.Epoch {
-			c.report("fenced", e.At, "%s was committed after %s", written(w), written(highest))
+		if known {
+			c.inForce(w, a)
+		}
+		if parts[t] == nil {
+			parts[t] = map[int]bool{}
+		}
+		parts[t][w.Part] = true
+		if w.Epoch < highest.epoch {
+			c.report("fenced", e.At, "%s was committed after %s", t, highest)
 		} else {
-			highest = w
+			highest = t
+		}
+	}
+	for _, w := range c.Writes {
+		if t := (transaction{w.Epoch, w.Proc, w.Seq}); len(parts[t]) == 1 {
+			c.report("fenced", attempts[t].last.At, "%s was committed in part: only row %d of 2", t, w.Part)
+			parts[t][0] = true // reported
 		}
 	}
 	for _, e := range c.Events {
-		if w := (history.Write{Epoch: e.Epoch, Proc: e.Proc, Seq: e.Seq}); e.Kind == history.Written && !committed[w] {
-			c.report("fenced", e.At, "%s is missing, but %v was told at %s that it was committed", written(w), processOf(e), c.time(e.At))
+		if t := (transaction{e.Epoch, e.Proc, e.Seq}); e.Kind == history.Written && parts[t] == nil {
+			c.report("fenced", e.At, "%s is missing, but %v was told at %s that it was committed", t, processOf(e), c.time(e.At))
 		}
 	}
 }
 
-func written(w history.Write) string {
-	return fmt.Sprintf("write %d of %s in term %d", w.Seq, w.Proc, w.Epoch)
+// attempts reads what was told of every transaction.
+func (c *checker) attempts() map[transaction]attempt {
+	all := map[transaction]attempt{}
+	for _, e := range c.Events {
+		t := transaction{e.Epoch, e.Proc, e.Seq}
+		switch e.Kind {
+		case history.Writing:
+			all[t] = attempt{e, e.At, math.MaxInt64}
+		case history.Written, history.Refused, history.Undone, history.Failed:
+			all[t] = attempt{e, all[t].from, e.At}
+		}
+	}
+	return all
+}
+
+// inForce checks that a row is of a term that had not expired when its
+// transaction took the fence.
+//
+// What is exact: the fence comes after the beginning of the transaction, so the
+// clock then said no less. The row of the lease was read after the fence, and a
+// term's expiry only grows until it is released, which sets it to a time after
+// the fence. Only a step of the clock within the transaction could deceive.
+func (c *checker) inForce(w history.Write, a attempt) {
+	if w.Expires != 0 && w.Began >= w.Expires && !c.stepped(a.from, a.to) {
+		c.report("fenced", a.last.At, "row %d of %v was committed by a transaction that began %d µs after its term had expired",
+			w.Part, transaction{w.Epoch, w.Proc, w.Seq}, w.Began-w.Expires)
+	}
+}
+
+// stepped reports whether the database's clock was stepped in a time.
+func (c *checker) stepped(from, to int64) bool {
+	return slices.ContainsFunc(c.steps, func(e history.Event) bool { return e.At <= to && e.Until >= from })
 }

@@ -22,7 +22,8 @@ const (
 	Started Kind = "started"
 	Exited  Kind = "exited"
 
-	// Of a replica: its trust in a term, by the package's hook. Until is the deadline.
+	// Of a replica: its trust in a term, by the package's hook. Until is the
+	// deadline. Wall is the machine's wall clock at At.
 	Begin  Kind = "begin"
 	Extend Kind = "extend"
 	End    Kind = "end"
@@ -31,11 +32,13 @@ const (
 	WorkBegin Kind = "work-begin"
 	WorkEnd   Kind = "work-end"
 
-	// Of a replica: a fenced transaction that writes (Epoch, Proc, Seq) is about to begin; and what came of it. Refused was not committed, for
-	// certain; Failed may have been.
+	// Of a replica: a fenced transaction that writes the rows of (Epoch, Proc,
+	// Seq) is about to begin; and what came of it. Refused and Undone were not
+	// committed, for certain; Failed may have been.
 	Writing Kind = "writing"
 	Written Kind = "written"
 	Refused Kind = "refused" // ErrLost
+	Undone  Kind = "undone"  // rolled back, since a statement in it failed
 	Failed  Kind = "failed"
 
 	// Of a worker, about the item Key and its claim Epoch. Saved and Done tell of a statement that succeeded; what failed is Unsaved.
@@ -53,6 +56,10 @@ const (
 	// Of the conductor: a fault begins on Target, and ends. Both have the same Seq, unique in the run.
 	Fault    Kind = "fault"
 	FaultEnd Kind = "fault-end"
+
+	// Of the conductor: it stepped the database's clock between At and Until.
+	// Since then that clock is the machine's plus Offset.
+	Stepped Kind = "stepped"
 )
 
 // An Op is an operation by hand, and what came of it.
@@ -79,6 +86,7 @@ type Event struct {
 
 	Epoch int64  `json:"epoch,omitempty"`
 	Until int64  `json:"until,omitempty"` // CLOCK_MONOTONIC, in nanoseconds
+	Wall  int64  `json:"wall,omitempty"`  // in microseconds since the Unix epoch
 	Key   string `json:"key,omitempty"`
 	Seq   int64  `json:"seq,omitempty"`
 	Op    *Op    `json:"op,omitempty"`
@@ -86,6 +94,7 @@ type Event struct {
 	Name   string `json:"name,omitempty"`   // of a fault, as the flag -faults has it
 	Target string `json:"target,omitempty"` // of a fault: a Proc, or "database"
 	Blocks bool   `json:"blocks,omitempty"` // the fault keeps everyone from the lease
+	Offset int64  `json:"offset,omitempty"` // of the database's clock, in microseconds
 	Note   string `json:"note,omitempty"`
 }
 
@@ -171,6 +180,18 @@ type Write struct {
 	Epoch int64
 	Proc  string
 	Seq   int64
+	Part  int // 1 or 2: each transaction writes two rows
+
+	// In microseconds since the Unix epoch, by the clock that decides.
+	Began   int64 // the transaction, at the earliest
+	Expires int64 // the term, as the statement saw the lease's row; 0 if the term was not there
+}
+
+// A Version is a committed state of the lease's row.
+type Version struct {
+	Epoch            int64
+	Holder           string
+	Renewed, Expires int64 // in microseconds since the Unix epoch, by the clock that decides
 }
 
 // A Save is a committed payload of an item: the claim that wrote it, and its number within that claim.
@@ -192,9 +213,11 @@ type Item struct {
 type Run struct {
 	Seed     int64
 	TTL      time.Duration
-	Events   []Event // by time
-	Writes   []Write // in the order of their commits
-	Saves    []Save  // in the order of their commits
+	Events   []Event   // by time
+	Writes   []Write   // in the order of their commits
+	Versions []Version // in the order of their commits
+	Saves    []Save    // in the order of their commits
 	Items    []Item
 	Complete bool // the items were drained to the end
+	OneClock bool // the database's clock is the machine's, but for the steps that the events tell of
 }

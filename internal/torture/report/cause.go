@@ -28,7 +28,7 @@ var prefixes = []struct {
 }{
 	{"kill", Killed},
 	{"freeze", Frozen},
-	{"hold", Frozen}, // in a transaction
+	{"hold", Frozen}, // in a transaction, or in a result
 	{"hang", CutOff},
 	{"drop", CutOff},
 	{"delay", CutOff},
