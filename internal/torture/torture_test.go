@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -22,26 +23,20 @@ func TestTheHarnessCatchesEveryBrokenRule(t *testing.T) {
 	if testing.Short() {
 		t.Skip("each takes half a minute")
 	}
-	for _, tc := range []struct{ rule, backend, faults, replicas, violated string }{
-		{"deadline-from-reply", "sqlite", "late-take", "2", "trust"}, // so that the other one takes over
-		{"inherited-row", "sqlite", "kill", "4", "trust"},
-		{"early-release", "sqlite", "resign", "4", "trust"},
-		{"fence-without-lock", "postgres", "hold", "4", "fenced"},
-		{"watch-from-sending", "postgres", "late-step", "8", "trust"}, // of so many, one polls at the wrong moment
-	} {
-		t.Run(tc.rule, func(t *testing.T) {
+	for _, r := range rules {
+		t.Run(r.name, func(t *testing.T) {
 			t.Parallel()
-			if tc.faults == "late-step" && !dbtest.HasFakeClock() {
+			if r.needsClock() && !dbtest.HasFakeClock() {
 				t.Skip("no libfaketime to step the server's clock with: apt-get install libfaketime")
 			}
-			cmd := exec.Command(buildBroken(t, tc.rule), "-backend", tc.backend, "-faults", tc.faults, "-duration", "30s", "-seed", "1",
-				"-replicas", tc.replicas, "-workers", "0", "-clients", "0", "-out", t.TempDir())
+			cmd := exec.Command(buildBroken(t, r), "-backend", r.backend, "-faults", r.faults, "-duration", "30s", "-seed", "1",
+				"-replicas", strconv.Itoa(r.replicas), "-workers", strconv.Itoa(r.workers), "-clients", "0", "-out", t.TempDir())
 			out, err := cmd.CombinedOutput()
 			var exit *exec.ExitError
 			switch {
 			case bytes.Contains(out, []byte("no Postgres binaries")) && os.Getenv("LEASE_REQUIRE_POSTGRES") == "":
 				t.Skip(string(out))
-			case !errors.As(err, &exit) || exit.ExitCode() != 1 || !bytes.Contains(out, []byte("VIOLATION of "+tc.violated)):
+			case !errors.As(err, &exit) || exit.ExitCode() != 1 || !bytes.Contains(out, []byte("VIOLATION of "+r.violated)):
 				t.Errorf("with the rule broken the harness ended with %v:\n%s", err, out)
 			}
 		})

@@ -45,11 +45,32 @@ func exited(p string, seconds float64) history.Event {
 
 // trusted is a step of the trust in a term; until 0 is for the end.
 func trusted(p string, kind history.Kind, epoch int64, seconds, until float64) history.Event {
-	return of(p, kind, seconds, history.Event{Epoch: epoch, Until: at(until)})
+	return of(p, kind, seconds, history.Event{Epoch: epoch, Until: at(until), Wall: micros(seconds)})
 }
 
 func wrote(p string, kind history.Kind, epoch, seq int64, seconds float64) history.Event {
 	return of(p, kind, seconds, history.Event{Epoch: epoch, Seq: seq})
+}
+
+// committed is the two rows of a transaction in a term that expires in a minute.
+func committed(epoch int64, proc string, seq int64) []history.Write {
+	w := history.Write{Epoch: epoch, Proc: proc, Seq: seq, Part: 1, Began: micros(0), Expires: micros(60)}
+	return []history.Write{w, second(w)}
+}
+
+func second(w history.Write) history.Write {
+	w.Part = 2
+	return w
+}
+
+// renewed is the lease's row after a statement.
+func renewed(epoch int64, holder string, at, expires float64) history.Version {
+	return history.Version{Epoch: epoch, Holder: holder, Renewed: micros(at), Expires: micros(expires)}
+}
+
+// stepped is a step of the database's clock to so many seconds ahead.
+func stepped(seconds, ahead float64) history.Event {
+	return of("conductor.0", history.Stepped, seconds, history.Event{Until: at(seconds + 0.001), Offset: int64(ahead * 1e6)})
 }
 
 func worked(p string, kind history.Kind, key string, epoch, seq int64, seconds float64) history.Event {
@@ -133,7 +154,13 @@ func healthy() *history.Run {
 		called("c1.1", 6, 3.2, 3.3, find, found("x", 3, 4)),
 	)
 	r.Complete = true
-	r.Writes = []history.Write{{Epoch: 1, Proc: "r1", Seq: 1}, {Epoch: 1, Proc: "r1", Seq: 2}, {Epoch: 2, Proc: "r2", Seq: 1}, {Epoch: 2, Proc: "r2", Seq: 2}}
+	r.OneClock = true
+	r.Versions = []history.Version{
+		renewed(1, "r1", 0.5, 3.5), renewed(1, "r1", 1.5, 4.5),
+		renewed(2, "r2", 4.6, 7.6), renewed(2, "", 4.6, 5.21),
+		renewed(3, "r1", 5.3, 8.3), renewed(3, "", 5.3, 7.1),
+	}
+	r.Writes = slices.Concat(committed(1, "r1", 1), committed(1, "r1", 2), committed(2, "r2", 1), committed(2, "r2", 2))
 	r.Saves = []history.Save{{Key: "a", Epoch: 1, Seq: 1}, {Key: "a", Epoch: 2, Seq: 1}, {Key: "a", Epoch: 2, Seq: 2}, {Key: "a", Epoch: 2, Seq: 3}, {Key: "a", Epoch: 2, Seq: 3}}
 	r.Items = []history.Item{{Key: "a", Done: true, Epoch: 2, Effects: []int64{2}}, {Key: "b", Done: true, Epoch: 1, Effects: []int64{1}}}
 	return r
@@ -264,27 +291,60 @@ func TestFencedWrites(t *testing.T) {
 		alter func(r *history.Run)
 		want  []string
 	}{
-		{"may be missing if their outcome is unknown", func(r *history.Run) { r.Writes = []history.Write{r.Writes[0], r.Writes[3]} }, nil},
-		{"may be in any order within a term", func(r *history.Run) { r.Writes[2], r.Writes[3] = r.Writes[3], r.Writes[2] }, nil},
+		{"may be missing if their outcome is unknown", func(r *history.Run) {
+			r.Writes = slices.Concat(committed(1, "r1", 1), committed(2, "r2", 2))
+		}, nil},
+		{"may be in any order within a term", func(r *history.Run) {
+			r.Writes = slices.Concat(committed(1, "r1", 1), committed(1, "r1", 2), committed(2, "r2", 2), committed(2, "r2", 1))
+		}, nil},
 		{"never fall back to an earlier term", func(r *history.Run) {
-			r.Writes = []history.Write{r.Writes[0], r.Writes[2], r.Writes[1], r.Writes[3]}
+			r.Writes[3], r.Writes[4] = r.Writes[4], r.Writes[3]
 		}, []string{"fenced: write 2 of r1 in term 1 was committed after write 1 of r2 in term 2"}},
 		{"are each reported that fall back", func(r *history.Run) {
-			r.Writes = []history.Write{r.Writes[2], r.Writes[0], r.Writes[1], r.Writes[3]}
-		}, []string{"fenced: write 1 of r1 in term 1 was committed after write 1 of r2 in term 2", "fenced: write 2 of r1 in term 1 was committed after write 1 of r2 in term 2"}},
+			r.Writes = slices.Concat(committed(2, "r2", 1), committed(1, "r1", 1), committed(2, "r2", 2))
+		}, []string{"fenced: write 1 of r1 in term 1 was committed after write 1 of r2 in term 2", "fenced: write 1 of r1 in term 1 was committed after write 1 of r2 in term 2"}},
 		{"are not committed if they were refused", func(r *history.Run) {
-			r.Writes = append(r.Writes, history.Write{Epoch: 2, Proc: "r2", Seq: 3})
-		}, []string{"fenced: write 3 of r2 in term 2 was committed, but r2.1 was told at 5.700 s that it was refused"}},
-		{"are committed if they were told to be", func(r *history.Run) { r.Writes = r.Writes[:3] },
+			r.Writes = append(r.Writes, committed(2, "r2", 3)...)
+		}, []string{"fenced: write 3 of r2 in term 2 was committed, but r2.1 was told at 5.700 s that it was refused", "fenced: write 3 of r2"}},
+		{"are not committed if they were rolled back", func(r *history.Run) {
+			r.Events = append(r.Events, wrote("r2.1", history.Writing, 2, 4, 5), wrote("r2.1", history.Undone, 2, 4, 5.1))
+			r.Writes = append(r.Writes, committed(2, "r2", 4)...)
+		}, []string{"fenced: write 4 of r2 in term 2 was committed, but r2.1 was told at 5.100 s that it was rolled back", "fenced: write 4 of r2"}},
+		{"may be rolled back", func(r *history.Run) {
+			r.Events = append(r.Events, wrote("r2.1", history.Writing, 2, 4, 5), wrote("r2.1", history.Undone, 2, 4, 5.1))
+		}, nil},
+		{"are committed if they were told to be", func(r *history.Run) { r.Writes = r.Writes[:6] },
 			[]string{"fenced: write 2 of r2 in term 2 is missing, but r2.1 was told at 5.000 s that it was committed"}},
-		{"were tried", func(r *history.Run) { r.Writes = append(r.Writes, history.Write{Epoch: 3, Proc: "r1", Seq: 9}) },
-			[]string{"fenced: write 9 of r1 in term 3 was committed, but r1 never tried to"}},
-		{"were tried in that term", func(r *history.Run) { r.Writes[2].Epoch = 1 },
-			[]string{"fenced: write 1 of r2 in term 1 was committed, but r2 never tried to"}},
-		{"were tried by that replica", func(r *history.Run) { r.Writes[1].Proc = "r2" },
-			[]string{"fenced: write 2 of r2 in term 1 was committed, but r2 never tried to"}},
-		{"are committed once", func(r *history.Run) { r.Writes = append(r.Writes, r.Writes[3]) },
+		{"are not committed without the first row of their transaction", func(r *history.Run) { r.Writes = slices.Delete(r.Writes, 6, 7) },
+			[]string{"fenced: write 2 of r2 in term 2 was committed in part: only row 2 of 2"}},
+		{"are not committed without the second row of their transaction, whatever was told", func(r *history.Run) { r.Writes = slices.Delete(r.Writes, 3, 4) },
+			[]string{"fenced: write 2 of r1 in term 1 was committed in part: only row 1 of 2"}},
+		{"were tried", func(r *history.Run) { r.Writes = append(r.Writes, committed(3, "r1", 9)...) },
+			[]string{"fenced: write 9 of r1 in term 3 was committed, but r1 never tried to", "fenced: write 9 of r1"}},
+		{"were tried in that term", func(r *history.Run) { r.Writes[4].Epoch, r.Writes[5].Epoch = 1, 1 },
+			[]string{"fenced: write 1 of r2 in term 1 was committed, but r2 never tried to", "fenced: write 1 of r2 in term 1"}},
+		{"were tried by that replica", func(r *history.Run) { r.Writes[2].Proc, r.Writes[3].Proc = "r2", "r2" },
+			[]string{"fenced: write 2 of r2 in term 1 was committed, but r2 never tried to", "fenced: write 2 of r2 in term 1"}},
+		{"are committed once", func(r *history.Run) { r.Writes = append(r.Writes, r.Writes[7]) },
 			[]string{"fenced: write 2 of r2 in term 2 was committed twice"}},
+		{"may begin until the last instant of their term", func(r *history.Run) { r.Writes[2].Began = micros(60) - 1 }, nil},
+		{"do not begin at the instant at which their term has expired", func(r *history.Run) { r.Writes[2].Began = micros(60) },
+			[]string{"fenced: row 1 of write 2 of r1 in term 1 was committed by a transaction that began 0 µs after its term had expired"}},
+		{"do not begin after their term has expired", func(r *history.Run) { r.Writes[7].Began = micros(60.5) },
+			[]string{"fenced: row 2 of write 2 of r2 in term 2 was committed by a transaction that began 500000 µs after its term had expired"}},
+		{"may begin late if the clock was stepped meanwhile", func(r *history.Run) {
+			r.Events = append(r.Events, stepped(4.95, -60))
+			r.Writes[7].Began = micros(60.5)
+		}, nil},
+		{"may begin late if the clock was stepped and nobody knows when they ended", func(r *history.Run) {
+			r.Events = append(r.Events, stepped(6.5, -60))
+			r.Writes[3].Began = micros(60.5)
+		}, nil},
+		{"do not begin late if the clock was stepped before", func(r *history.Run) {
+			r.Events = append(r.Events, stepped(4.85, -60))
+			r.Writes[7].Began = micros(60.5)
+		}, []string{"fenced: row 2 of write 2 of r2 in term 2 was committed by a transaction that began"}},
+		{"may find their term gone, which others are to judge", func(r *history.Run) { r.Writes[3].Expires = 0 }, nil},
 		{"are known by their outcome, too", func(r *history.Run) {
 			r.Events = slices.DeleteFunc(r.Events, func(e history.Event) bool { return e.Kind == history.Writing && e.Epoch == 2 })
 		}, nil},
@@ -295,6 +355,66 @@ func TestFencedWrites(t *testing.T) {
 			reports(t, r, c.want...)
 		})
 	}
+}
+
+// The TTL is 3 s: a row expires a second after the trust that it bears.
+func TestTheMarginOfTheRow(t *testing.T) {
+	begin, extend, end := history.Begin, history.Extend, history.End
+	one := []history.Event{trusted("r1.1", begin, 1, 1.1, 3), trusted("r1.1", extend, 1, 2.1, 4)}
+	for _, c := range []struct {
+		name     string
+		events   []history.Event
+		versions []history.Version
+		want     []string
+	}{
+		{"is a third of the TTL", one, []history.Version{renewed(1, "r1", 1, 4), renewed(1, "r1", 2, 5)}, nil},
+		{"is told to the millisecond", one, []history.Version{renewed(1, "r1", 1, 4), renewed(1, "r1", 2, 4.997)}, nil},
+		{"is not less", one, []history.Version{renewed(1, "r1", 1, 4), renewed(1, "r1", 2, 4.996)},
+			[]string{"margin: r1.1 trusted itself in term 1 until 4.000 s, but no row of it was committed that expires a third of the TTL later: 4ms are missing"}},
+		{"may be more", one, []history.Version{renewed(1, "r1", 1, 4), renewed(1, "r1", 2, 5), renewed(1, "r1", 2.5, 5.5)}, nil},
+		{"needs the row of each renewal", one, []history.Version{renewed(1, "r1", 1, 4)}, []string{"margin: until 4.000 s, but no row of it"}},
+		{"needs a row of that term", one, []history.Version{renewed(2, "r1", 1, 4), renewed(2, "r1", 2, 5)},
+			[]string{"margin: r1.1 trusted itself in term 1, of which no row was committed"}},
+		{"is not the release's", one, []history.Version{renewed(1, "r1", 1, 4), renewed(1, "", 1, 9)}, []string{"margin: until 4.000 s"}},
+		{"was there before a release", one, []history.Version{renewed(1, "r1", 1, 4), renewed(1, "r1", 2, 5), renewed(1, "", 2, 3)}, nil},
+		{"is that of the latest deadline, in whatever order they come", []history.Event{
+			trusted("r1.1", begin, 1, 1.1, 3), trusted("r1.1", extend, 1, 2.1, 4), trusted("r1.1", extend, 1, 2.2, 3.5)},
+			[]history.Version{renewed(1, "r1", 1, 4), renewed(1, "r1", 2, 4.5)}, []string{"margin: until 4.000 s"}},
+		{"counts also if trust ended before its deadline", append(one[:2:2], trusted("r1.1", end, 1, 2.5, 2.5)),
+			[]history.Version{renewed(1, "r1", 1, 4)}, []string{"margin: until 4.000 s"}},
+		{"counts each term for itself", append(one[:2:2], trusted("r2.1", begin, 2, 5.1, 7)),
+			[]history.Version{renewed(1, "r1", 1, 4), renewed(1, "r1", 2, 5), renewed(2, "r2", 4, 7)}, []string{"margin: r2.1 trusted itself in term 2 until 7.000 s"}},
+		{"is not asked of trust that was over when it began", []history.Event{trusted("r1.1", begin, 1, 3, 3)}, []history.Version{renewed(1, "r1", 1, 4)}, nil},
+		{"is by a clock that was stepped before", append(one[:2:2], stepped(-5, 100), stepped(-2.5, 10)),
+			[]history.Version{renewed(1, "r1", 11, 14), renewed(1, "r1", 12, 15)}, nil},
+		{"is by a clock that was stepped before, and not by the machine's", append(one[:2:2], stepped(-2.5, 10)),
+			[]history.Version{renewed(1, "r1", 1, 4), renewed(1, "r1", 2, 5)}, []string{"margin: 10s are missing"}},
+		{"is not told while the clock is stepped", append(one[:2:2], stepped(1.5, 10)), []history.Version{renewed(1, "r1", 1, 4)}, nil},
+		{"is not told if the clock was stepped while the first statement was under way", append(one[:2:2], stepped(0, 10)), []history.Version{renewed(1, "r1", 1, 4)}, nil},
+		{"is told of a term before a step", append(one[:2:2], stepped(2.5, 10)), []history.Version{renewed(1, "r1", 1, 4)}, []string{"margin: until 4.000 s"}},
+
+		{"does not shrink by an expiry that goes back", one, []history.Version{renewed(1, "r1", 1, 4), renewed(1, "r1", 2, 5), renewed(1, "r1", 2.1, 4.75)},
+			[]string{"margin: in term 1 the expiry of the row went back by 250ms"}},
+		{"does not shrink by a renewal that goes back", one, []history.Version{renewed(1, "r1", 1, 4), renewed(1, "r1", 2, 5), renewed(1, "r1", 1.5, 5)},
+			[]string{"margin: in term 1 the renewal in the row went back by 500ms"}},
+		{"does not shrink while the clock is stepped either", append(one[:2:2], stepped(1.5, -10)), []history.Version{renewed(1, "r1", 1, 4), renewed(1, "r1", -8, -5)},
+			[]string{"margin: in term 1 the expiry of the row went back by 9s", "margin: in term 1 the renewal in the row went back by 9s"}},
+		{"may stand still", one, []history.Version{renewed(1, "r1", 1, 4), renewed(1, "r1", 2, 5), renewed(1, "r1", 2, 5)}, nil},
+		{"ends with a release", one, []history.Version{renewed(1, "r1", 1, 4), renewed(1, "r1", 2, 5), renewed(1, "", 1, 2), renewed(2, "r1", 0, 3)}, nil},
+		{"begins anew with a term", one, []history.Version{renewed(1, "r1", 1, 4), renewed(1, "r1", 2, 5), renewed(2, "r2", 0, 3)}, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := play([]history.Event{started("w1.1", 0)}, c.events)
+			r.Versions, r.OneClock = c.versions, true
+			reports(t, r, c.want...)
+		})
+	}
+}
+
+func TestTheMarginIsNotToldByTheClockOfAnotherMachine(t *testing.T) {
+	r := play([]history.Event{trusted("r1.1", history.Begin, 1, 1, 3)})
+	r.Versions = []history.Version{renewed(1, "r1", 9, 10), renewed(1, "r1", 8, 10)}
+	reports(t, r, "margin: in term 1 the renewal in the row went back by 1s")
 }
 
 func TestItems(t *testing.T) {
