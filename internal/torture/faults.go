@@ -324,26 +324,21 @@ func lateStep(c *conductor, ctx context.Context) {
 }
 
 // backAndForth steps the clock back right before a renewal, and forth again right
-// after it, so that most standbys see nothing of it but the row: one that was
-// renewed long ago by a clock that never moved.
+// after it, several times in a row. Most standbys see nothing of it but the row:
+// one that was renewed long ago by a clock that never moved.
 func backAndForth(c *conductor, ctx context.Context) {
 	steps := []time.Duration{c.ttl / 3, c.ttl * 2 / 3, c.ttl, 2 * c.ttl, time.Hour}
-	right := c.offset
-	rounds := 1 + c.pick(4)
-	for i := range rounds {
-		if !c.renewal(ctx) {
-			return
-		}
+	right, back := c.offset, steps[c.pick(len(steps))]
+	cut := c.pick(2) == 0
+	renewed := c.renewal(ctx)
+	for rounds := 1 + c.pick(5); renewed && rounds > 0; rounds-- {
 		pause(ctx, c.ttl/3-c.ttl/20)
-		c.setClock(right - steps[c.pick(len(steps))])
-		renewed := c.renewal(ctx)
+		c.setClock(right - back)
+		renewed = c.renewal(ctx)
 		c.setClock(right)
-		switch {
-		case !renewed:
-			return
-		case i == rounds-1 && c.pick(2) == 0:
-			c.cutOff(ctx, c.ttl*3/2)
-		}
+	}
+	if renewed && cut {
+		c.cutOff(ctx, c.ttl*3/2)
 	}
 	pause(ctx, c.ttl)
 }
