@@ -72,7 +72,7 @@ var kinds = []kind{
 	{"late-step", "it is stepped forward under slow polls, right after a renewal, and the leader is cut off", onDatabase, 1, clocked, never, calmed(lateStep)},
 	{"back-and-forth", "it is stepped back right before a renewal, and put right after it", onDatabase, 1, clocked, never, calmed(backAndForth)},
 	{"lock", "another session holds the lease's row; with SQLite the file", onDatabase, 4, always, always, lockRow},
-	{"lock-renewals", "so it does while renewals queue, and the server's clock may be stepped", onDatabase, 2, always, never, lockRenewals},
+	{"lock-renewals", "so it does while renewals queue, and the server's clock may be stepped", onDatabase, 3, always, never, lockRenewals},
 	{"expire", "the leader can no longer renew, its work goes on, and nobody can take the lease", onDatabase, 3, always, always, expire},
 }
 
@@ -130,11 +130,11 @@ func resign(c *conductor, ctx context.Context, p *process) {
 	c.tell(ctx, p, "resign", 0)
 }
 
-// freezeInTransaction freezes a process that has fenced itself, and has written; sometimes it wakes just before the server would end its session,
+// freezeInTransaction freezes a process that has fenced itself, and has written; mostly it wakes just before the server would end its session,
 // and commits.
 func freezeInTransaction(c *conductor, ctx context.Context, p *process) {
 	lasts := c.between(0.88, 0.97)
-	if c.pick(2) == 0 {
+	if c.pick(3) == 0 {
 		lasts = c.between(1.05, 2.5)
 	}
 	p.order("hold", c.ttl/2)

@@ -88,6 +88,9 @@ func (c *child) lead(ctx context.Context, elector *lease.Elector, epoch int64) {
 // write commits two rows, fenced, and tells what came of it.
 func (c *child) write(ctx context.Context, epoch int64) {
 	seq := c.next()
+	if _, ok := c.asked("hold"); ok {
+		ctx = context.WithoutCancel(ctx) // which would end before the commit
+	}
 	writing, cancel := context.WithTimeout(ctx, 4*c.TTL)
 	defer cancel()
 	db, large, d := c.db, false, time.Duration(0)
@@ -103,9 +106,11 @@ func (c *child) write(ctx context.Context, epoch int64) {
 			c.holdResult(tx, d)
 		}
 		if err == nil {
-			c.hold()
 			c.interrupt(tx)
 			err = c.insert(tx, epoch, seq, 2, began)
+		}
+		if err == nil {
+			c.hold()
 		}
 		failed, toCommit = err != nil, err == nil
 		return err

@@ -384,13 +384,14 @@ func TestTheMarginOfTheRow(t *testing.T) {
 			[]history.Version{renewed(1, "r1", 1, 4)}, []string{"margin: until 4.000 s"}},
 		{"counts each term for itself", append(one[:2:2], trusted("r2.1", begin, 2, 5.1, 7)),
 			[]history.Version{renewed(1, "r1", 1, 4), renewed(1, "r1", 2, 5), renewed(2, "r2", 4, 7)}, []string{"margin: r2.1 trusted itself in term 2 until 7.000 s"}},
-		{"is not asked of trust that was over when it began", []history.Event{trusted("r1.1", begin, 1, 3, 3)}, []history.Version{renewed(1, "r1", 1, 4)}, nil},
+		{"is not asked of trust that was over when it began", []history.Event{trusted("r1.1", begin, 1, 3, 3)}, []history.Version{renewed(1, "r1", 0.5, 3.5)}, nil},
 		{"is by a clock that was stepped before", append(one[:2:2], stepped(-5, 100), stepped(-2.5, 10)),
 			[]history.Version{renewed(1, "r1", 11, 14), renewed(1, "r1", 12, 15)}, nil},
 		{"is by a clock that was stepped before, and not by the machine's", append(one[:2:2], stepped(-2.5, 10)),
 			[]history.Version{renewed(1, "r1", 1, 4), renewed(1, "r1", 2, 5)}, []string{"margin: 10s are missing"}},
 		{"is not told while the clock is stepped", append(one[:2:2], stepped(1.5, 10)), []history.Version{renewed(1, "r1", 1, 4)}, nil},
 		{"is not told if the clock was stepped while the first statement was under way", append(one[:2:2], stepped(0, 10)), []history.Version{renewed(1, "r1", 1, 4)}, nil},
+		{"is by the clock before a step that comes after the term", append(one[:2:2], stepped(2.5, 10)), []history.Version{renewed(1, "r1", 1, 4), renewed(1, "r1", 2, 5)}, nil},
 		{"is told of a term before a step", append(one[:2:2], stepped(2.5, 10)), []history.Version{renewed(1, "r1", 1, 4)}, []string{"margin: until 4.000 s"}},
 
 		{"does not shrink by an expiry that goes back", one, []history.Version{renewed(1, "r1", 1, 4), renewed(1, "r1", 2, 5), renewed(1, "r1", 2.1, 4.75)},
@@ -413,7 +414,7 @@ func TestTheMarginOfTheRow(t *testing.T) {
 
 func TestTheMarginIsNotToldByTheClockOfAnotherMachine(t *testing.T) {
 	r := play([]history.Event{trusted("r1.1", history.Begin, 1, 1, 3)})
-	r.Versions = []history.Version{renewed(1, "r1", 9, 10), renewed(1, "r1", 8, 10)}
+	r.Versions = []history.Version{renewed(1, "r1", -1, 2), renewed(1, "r1", -2, 2)}
 	reports(t, r, "margin: in term 1 the renewal in the row went back by 1s")
 }
 

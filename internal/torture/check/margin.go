@@ -20,7 +20,7 @@ func (c *checker) margin() {
 			last = v
 			continue
 		}
-		if v.Epoch == last.Epoch && last.Holder != "" {
+		if v.Epoch == last.Epoch {
 			if v.Expires < last.Expires {
 				c.report("margin", 0, "in term %d the expiry of the row went back by %v", v.Epoch, microseconds(last.Expires-v.Expires))
 			}
