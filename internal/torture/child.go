@@ -168,9 +168,9 @@ WITH RECURSIVE n (i) AS (SELECT 2 UNION ALL SELECT i + 1 FROM n WHERE i < 200000
 	tx.Exec(insert)
 }
 
-// holdResult stays in the middle of a result that is too large for any buffer on
-// the way, so that the server waits for this process, which the conductor may
-// freeze there.
+// holdResult stays in the middle of a result that is too large for any buffer
+// on the way, so that the server waits for this process, which the conductor
+// may freeze there.
 func (c *child) holdResult(tx *gorm.DB, d time.Duration) {
 	rows, err := tx.Raw("SELECT repeat('x', 1000000) FROM generate_series(1, 100)").Rows()
 	if err != nil {

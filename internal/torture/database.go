@@ -121,7 +121,8 @@ func (d *database) via(p *faultproxy.Proxy) string {
 	return d.where.DSNVia(p.Addr())
 }
 
-// direct is the DSN of a child past its proxy, over TCP where there is a choice.
+// direct is the DSN of a child past its proxy, over TCP where there is a
+// choice.
 func (d *database) direct() string {
 	if !proxied(d) {
 		return d.dsn
@@ -157,8 +158,8 @@ func (d *database) renewal(ctx context.Context) bool {
 }
 
 // lock keeps everyone from the lease while it waits: by a row lock of another
-// session, or by SQLite's file lock. In the end it rolls back, or commits the row
-// as it was.
+// session, or by SQLite's file lock. In the end it rolls back, or commits the
+// row as it was.
 func (d *database) lock(ctx context.Context, commit bool, wait func()) error {
 	statement := "UPDATE leases SET epoch = epoch WHERE name = ?" // which takes either lock
 	err := d.db.WithContext(ctx).Transaction(func(tx *gorm.DB) error {

@@ -130,8 +130,9 @@ func resign(c *conductor, ctx context.Context, p *process) {
 	c.tell(ctx, p, "resign", 0)
 }
 
-// freezeInTransaction freezes a process that has fenced itself, and has written; mostly it wakes just before the server would end its session,
-// and commits.
+// freezeInTransaction freezes a process that has fenced itself, and has
+// written. Mostly the process wakes just before the server would end its
+// session, and commits.
 func freezeInTransaction(c *conductor, ctx context.Context, p *process) {
 	lasts := c.between(0.88, 0.97)
 	if c.pick(3) == 0 {
@@ -157,8 +158,8 @@ func freezeInResult(c *conductor, ctx context.Context, p *process) {
 	p.order("forget", 0)
 }
 
-// interrupt makes statements fail in fenced transactions, in such a way that the
-// database ends the transaction.
+// interrupt makes statements fail in fenced transactions, in such a way that
+// the database ends the transaction.
 func interrupt(c *conductor, ctx context.Context, p *process) {
 	for range 3 {
 		c.tell(ctx, p, "interrupt", 0)
@@ -254,8 +255,8 @@ func (c *conductor) setClock(offset time.Duration) {
 }
 
 // calmed is a fault that is for calm times. A process that starts right after a
-// step of the clock can take a lease that is still live, as the package says. So
-// none does meanwhile, nor for a while.
+// step of the clock can take a lease that is still live, as the package says.
+// So none does meanwhile, nor for a while.
 func calmed(befall func(c *conductor, ctx context.Context)) func(*conductor, context.Context, *process) {
 	return func(c *conductor, ctx context.Context, _ *process) {
 		c.calmly(ctx, func() {
@@ -276,7 +277,8 @@ func stepClock(c *conductor, ctx context.Context, _ *process) {
 	pause(ctx, 3*c.ttl)
 }
 
-// leading does something to each replica that leads, or may: two share a holder.
+// leading does something to each replica that leads. Of two that share a
+// holder, either may lead.
 func (c *conductor) leading(ctx context.Context, do func(p *process)) {
 	leader := c.leader(ctx)
 	for _, p := range c.campaigners() {
@@ -323,9 +325,9 @@ func lateStep(c *conductor, ctx context.Context) {
 	pause(ctx, c.ttl)
 }
 
-// backAndForth steps the clock back right before a renewal, and forth again right
-// after it, several times in a row. Most standbys see nothing of it but the row:
-// one that was renewed long ago by a clock that never moved.
+// backAndForth steps the clock back right before a renewal, and forth again
+// right after it, several times in a row. Most standbys see nothing of it but
+// the row: one that was renewed long ago by a clock that never moved.
 func backAndForth(c *conductor, ctx context.Context) {
 	steps := []time.Duration{c.ttl / 3, c.ttl * 2 / 3, c.ttl, 2 * c.ttl, time.Hour}
 	right, back := c.offset, steps[c.pick(len(steps))]
@@ -355,8 +357,8 @@ func (c *conductor) noteLock(ctx context.Context, err error) {
 }
 
 // lockRenewals locks the lease's row right before a renewal is due, for so long
-// that others are sent after it. If the row is then written, though as it was, they
-// land in any order.
+// that others are sent after it. If the row is then written, though as it was,
+// they land in any order.
 func lockRenewals(c *conductor, ctx context.Context, p *process) {
 	step := clocked(c.database) && c.pick(2) == 0
 	queue := func(c *conductor, ctx context.Context) {
@@ -384,8 +386,8 @@ func lockRenewals(c *conductor, ctx context.Context, p *process) {
 	queue(c, ctx)
 }
 
-// expire lets the lease expire while nobody takes it, and work goes on that wants
-// to write. A renewal and a take are given up before they are sent.
+// expire lets the lease expire while nobody takes it, and work goes on that
+// wants to write. A renewal and a take are given up before they are sent.
 func expire(c *conductor, ctx context.Context, _ *process) {
 	c.leading(ctx, func(p *process) {
 		p.order("overrun", c.between(0.7, 1.5))

@@ -131,9 +131,9 @@ func (c *child) write(ctx context.Context, epoch int64) {
 	c.record.Record(e)
 }
 
-// insert writes one of the two rows. It keeps when the transaction began and when
-// the term expires, both by the clock that decides: the database's, which for
-// SQLite is this machine's and has milliseconds.
+// insert writes one of the two rows. It keeps when the transaction began and
+// when the term expires, both by the clock that decides: the database's, which
+// for SQLite is this machine's and has milliseconds.
 func (c *child) insert(tx *gorm.DB, epoch, seq int64, part int, began int64) error {
 	start := "(extract(epoch from now())*1000000)::bigint" // BEGIN's time
 	if c.Backend == "sqlite" {

@@ -23,9 +23,11 @@ func (v Violation) String() string { return v.Rule + ": " + v.Text }
 // Run checks a run by every rule, and returns what it finds by rule.
 //
 //   - trust: trust never overlaps, an epoch is one term, and epochs grow.
-//   - margin: the lease's row outlives all trust by a third of the TTL, and its times never go back within a term.
-//   - fenced: epochs never fall from one committed write to the next, none is of a term that had expired, a transaction is committed
-//     whole, and what was committed is what was told.
+//   - margin: the lease's row outlives all trust by a third of the TTL, and its
+//     times never go back within a term.
+//   - fenced: epochs never fall from one committed write to the next, none is of
+//     a term that had expired, a transaction is committed whole, and what was
+//     committed is what was told.
 //   - items: every item ends with one effect, of one claim, and nothing saved is lost or overwritten by older.
 //   - freed: the lease comes free in time.
 //   - linear: leases used by hand behave as if one operation happened after the other.
@@ -60,8 +62,12 @@ type checker struct {
 	found      []Violation
 }
 
+// report notes a violation, once for both rows of a transaction.
 func (c *checker) report(rule string, at int64, format string, args ...any) {
-	c.found = append(c.found, Violation{Rule: rule, At: at, Text: fmt.Sprintf(format, args...)})
+	v := Violation{Rule: rule, At: at, Text: fmt.Sprintf(format, args...)}
+	if n := len(c.found); n == 0 || c.found[n-1] != v {
+		c.found = append(c.found, v)
+	}
 }
 
 // time is for people.

@@ -301,15 +301,15 @@ func TestFencedWrites(t *testing.T) {
 			r.Writes[3], r.Writes[4] = r.Writes[4], r.Writes[3]
 		}, []string{"fenced: write 2 of r1 in term 1 was committed after write 1 of r2 in term 2"}},
 		{"are each reported that fall back", func(r *history.Run) {
-			r.Writes = slices.Concat(committed(2, "r2", 1), committed(1, "r1", 1), committed(2, "r2", 2))
-		}, []string{"fenced: write 1 of r1 in term 1 was committed after write 1 of r2 in term 2", "fenced: write 1 of r1 in term 1 was committed after write 1 of r2 in term 2"}},
+			r.Writes = slices.Concat(committed(2, "r2", 1), committed(1, "r1", 1), committed(1, "r1", 2), committed(2, "r2", 2))
+		}, []string{"fenced: write 1 of r1 in term 1 was committed after write 1 of r2 in term 2", "fenced: write 2 of r1 in term 1 was committed after write 1 of r2 in term 2"}},
 		{"are not committed if they were refused", func(r *history.Run) {
 			r.Writes = append(r.Writes, committed(2, "r2", 3)...)
-		}, []string{"fenced: write 3 of r2 in term 2 was committed, but r2.1 was told at 5.700 s that it was refused", "fenced: write 3 of r2"}},
+		}, []string{"fenced: write 3 of r2 in term 2 was committed, but r2.1 was told at 5.700 s that it was refused"}},
 		{"are not committed if they were rolled back", func(r *history.Run) {
 			r.Events = append(r.Events, wrote("r2.1", history.Writing, 2, 4, 5), wrote("r2.1", history.Undone, 2, 4, 5.1))
 			r.Writes = append(r.Writes, committed(2, "r2", 4)...)
-		}, []string{"fenced: write 4 of r2 in term 2 was committed, but r2.1 was told at 5.100 s that it was rolled back", "fenced: write 4 of r2"}},
+		}, []string{"fenced: write 4 of r2 in term 2 was committed, but r2.1 was told at 5.100 s that it was rolled back"}},
 		{"may be rolled back", func(r *history.Run) {
 			r.Events = append(r.Events, wrote("r2.1", history.Writing, 2, 4, 5), wrote("r2.1", history.Undone, 2, 4, 5.1))
 		}, nil},
@@ -320,11 +320,11 @@ func TestFencedWrites(t *testing.T) {
 		{"are not committed without the second row of their transaction, whatever was told", func(r *history.Run) { r.Writes = slices.Delete(r.Writes, 3, 4) },
 			[]string{"fenced: write 2 of r1 in term 1 was committed in part: only row 1 of 2"}},
 		{"were tried", func(r *history.Run) { r.Writes = append(r.Writes, committed(3, "r1", 9)...) },
-			[]string{"fenced: write 9 of r1 in term 3 was committed, but r1 never tried to", "fenced: write 9 of r1"}},
+			[]string{"fenced: write 9 of r1 in term 3 was committed, but r1 never tried to"}},
 		{"were tried in that term", func(r *history.Run) { r.Writes[4].Epoch, r.Writes[5].Epoch = 1, 1 },
-			[]string{"fenced: write 1 of r2 in term 1 was committed, but r2 never tried to", "fenced: write 1 of r2 in term 1"}},
+			[]string{"fenced: write 1 of r2 in term 1 was committed, but r2 never tried to"}},
 		{"were tried by that replica", func(r *history.Run) { r.Writes[2].Proc, r.Writes[3].Proc = "r2", "r2" },
-			[]string{"fenced: write 2 of r2 in term 1 was committed, but r2 never tried to", "fenced: write 2 of r2 in term 1"}},
+			[]string{"fenced: write 2 of r2 in term 1 was committed, but r2 never tried to"}},
 		{"are committed once", func(r *history.Run) { r.Writes = append(r.Writes, r.Writes[7]) },
 			[]string{"fenced: write 2 of r2 in term 2 was committed twice"}},
 		{"may begin until the last instant of their term", func(r *history.Run) { r.Writes[2].Began = micros(60) - 1 }, nil},

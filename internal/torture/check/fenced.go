@@ -22,7 +22,7 @@ func (t transaction) String() string {
 // An attempt is what a replica told of a transaction.
 type attempt struct {
 	last     history.Event
-	from, to int64 // it began and ended in this time; from is 0 and to math.MaxInt64 if that was not told
+	from, to int64 // its time: from is 0, and to math.MaxInt64, if that was not told
 }
 
 // fenced checks what replicas committed in fenced transactions, in the order of

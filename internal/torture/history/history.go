@@ -33,8 +33,8 @@ const (
 	WorkEnd   Kind = "work-end"
 
 	// Of a replica: a fenced transaction that writes the rows of (Epoch, Proc,
-	// Seq) is about to begin; and what came of it. Refused and Undone were not
-	// committed, for certain; Failed may have been.
+	// Seq) is about to begin, and what came of it. Refused and Undone were not
+	// committed, for certain. Failed may have been.
 	Writing Kind = "writing"
 	Written Kind = "written"
 	Refused Kind = "refused" // ErrLost
@@ -184,7 +184,7 @@ type Write struct {
 
 	// In microseconds since the Unix epoch, by the clock that decides.
 	Began   int64 // the transaction, at the earliest
-	Expires int64 // the term, as the statement saw the lease's row; 0 if the term was not there
+	Expires int64 // the term, by the lease's row as the statement saw it, or 0 if the term was gone
 }
 
 // A Version is a committed state of the lease's row.
