@@ -99,7 +99,7 @@ func (c *child) write(ctx context.Context, epoch int64) {
 	}
 	c.record.Record(history.Event{Kind: history.Writing, Epoch: epoch, Seq: seq})
 	began := time.Now().UnixMicro()
-	failed, toCommit := false, false // with toCommit an error leaves it unknown whether it was committed, whatever else it says
+	failed, toCommit := false, false // of what is to commit, an error leaves the outcome unknown
 	err := lease.Transaction(writing, db, func(tx *gorm.DB) error {
 		err := c.insert(tx, epoch, seq, 1, began)
 		if err == nil && large {

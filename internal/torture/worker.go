@@ -72,6 +72,9 @@ func (c *child) process(ctx context.Context, holder *lease.Holder) error {
 		ctx = context.WithoutCancel(ctx)
 		pause(ctx, late)
 	}
+	if _, ok := c.asked("hold"); ok {
+		ctx = context.WithoutCancel(ctx) // which would end before the save
+	}
 	ending, cancel := context.WithTimeout(ctx, 4*c.TTL)
 	defer cancel()
 	err := lease.Transaction(ending, c.db, func(tx *gorm.DB) error {
