@@ -18,6 +18,7 @@ const patience = 5 * time.Second
 type state struct {
 	holder         string
 	epoch, expires int64
+	renewed        int64 // which no operation shows
 }
 
 // acquire is TryAcquire.
@@ -25,17 +26,19 @@ func (s state) acquire(holder string, now, ttl int64) (state, bool) {
 	ttl = max(1, ttl)
 	switch {
 	case s.holder == "" || s.expires <= now: // free: a new term
-		return state{holder, s.epoch + 1, now + ttl}, true
-	case s.holder == holder: // its own: renewed
-		return state{holder, s.epoch, now + ttl}, true
+		return state{holder, s.epoch + 1, now + ttl, now}, true
+	case s.holder != holder:
+		return s, false
+	case s.renewed > now+ttl: // its own, by a clock that was ahead: put right
+		return state{holder, s.epoch, now + ttl, now}, true
 	}
-	return s, false
+	return state{holder, s.epoch, max(s.expires, now+ttl), max(s.renewed+1, now)}, true // its own: renewed
 }
 
 // release is Release.
 func (s state) release(holder string, now int64) state {
 	if s.holder == holder && s.expires > now {
-		return state{"", s.epoch, now}
+		return state{epoch: s.epoch, expires: now} // when it was renewed matters no more
 	}
 	return s
 }
@@ -45,7 +48,7 @@ func (s state) find(answer *history.Op) bool {
 	if answer.Missing {
 		return s.epoch == 0
 	}
-	return s.epoch != 0 && s == state{answer.Holder, answer.Epoch, answer.Expires}
+	return s.epoch != 0 && s == state{answer.Holder, answer.Epoch, answer.Expires, s.renewed}
 }
 
 // An operation is one by hand. One without an answer may have been carried out at any time after its call, or not at all.
