@@ -74,6 +74,11 @@
 // that lies idle for a TTL. A roll-back to a savepoint from before the fence undoes it. While work winds down its term is still in force,
 // though its context has ended: a last write takes context.WithoutCancel(ctx).
 //
+// SQLite ends a whole transaction by itself if a statement in it is interrupted,
+// says OR ROLLBACK, or meets a full disk. A fenced transaction refuses everything
+// from then on, and its commit. Write through the handle that was fenced, or one
+// derived from it.
+//
 // Effects outside the database can be fenced by whoever receives them, if they carry [Term].Epoch along and the receiver refuses a lower
 // one than it has seen.
 //

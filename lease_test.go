@@ -245,8 +245,8 @@ func TestAClockThatWasTenYearsAheadIsPutRightByTheNextRenewal(t *testing.T) { //
 		granted(t, gdb, "A", noon.AddDate(10, 0, 0))
 		refused(t, gdb, "B", noon)
 		granted(t, gdb, "A", noon)
-		if s := find(t, gdb, "job"); !s.ExpiresAt.Equal(noon.Add(time.Minute)) || s.Epoch != 1 {
-			t.Errorf("after the renewal it expires at %v, in term %d", s.ExpiresAt, s.Epoch)
+		if s := find(t, gdb, "job"); !s.RenewedAt.Equal(noon) || !s.ExpiresAt.Equal(noon.Add(time.Minute)) || s.Epoch != 1 {
+			t.Errorf("after the renewal at %v it expires at %v, in term %d", s.RenewedAt, s.ExpiresAt, s.Epoch)
 		}
 		refused(t, gdb, "B", noon.Add(time.Minute-time.Microsecond))
 		granted(t, gdb, "B", noon.Add(time.Minute))
