@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"runtime/debug"
 	"sync"
 	"time"
@@ -55,9 +54,9 @@ func (e *Elector) Run(ctx context.Context, work func(ctx context.Context)) error
 		return wrap(fmt.Sprintf("run %q", e.Name), err)
 	}
 	defer e.finish()
-	r.log.Info("lease: campaigning", "ttl", r.ttl)
-	if r.ttl < time.Millisecond {
-		r.log.Warn("lease: the TTL is too short for anyone to lead; was its unit forgotten?", "ttl", r.ttl)
+	r.log.Info("lease: campaigning", "ttl", r.pace.ttl())
+	if r.pace.ttl() < time.Millisecond {
+		r.log.Warn("lease: the TTL is too short for anyone to lead; was its unit forgotten?", "ttl", r.pace.ttl())
 	}
 	r.campaign(ctx, work)
 	return nil
@@ -164,19 +163,13 @@ type store interface {
 	release(ctx context.Context, t Term) error
 }
 
-// An elector with a tiny TTL neither polls nor renews more often than this.
-const (
-	leastPoll  = 10 * time.Millisecond
-	leastPause = time.Millisecond
-)
-
 // A run is one call of Run. Its goroutine alone writes what is in it.
 type run struct {
 	// Set at the start.
 	store  store
 	name   string
 	holder string
-	ttl    time.Duration
+	pace   pace
 	log    *slog.Logger
 	tally  *tally
 	flight flight
@@ -189,7 +182,7 @@ type run struct {
 
 func newRun(s store, name, holder string, ttl time.Duration, log *slog.Logger) *run {
 	return &run{
-		store: s, name: name, holder: holder, ttl: ttl,
+		store: s, name: name, holder: holder, pace: pace(ttl),
 		log:    log.With("lease", name, "holder", holder),
 		flight: make(flight, maxInFlight),
 		view:   view{clock: machineClock, fresh: ttl},
@@ -200,7 +193,7 @@ func newRun(s store, name, holder string, ttl time.Duration, log *slog.Logger) *
 func (r *run) campaign(ctx context.Context, work func(context.Context)) {
 	r.tally = electors.join(r)
 	defer electors.leave(r)
-	defer func() { r.flight.settle(r.parting()) }()
+	defer func() { r.flight.settle(r.pace.parting()) }()
 	for {
 		t := r.follow(ctx)
 		if t == nil {
@@ -223,7 +216,7 @@ func (r *run) follow(ctx context.Context) *tenure {
 			return nil
 		case err != nil:
 			r.trouble("campaign", err)
-			wait = spread(r.ttl / 24 << min(failures, 3))
+			wait = r.pace.backOff(failures)
 			failures++
 		default:
 			failures = 0
@@ -236,7 +229,7 @@ func (r *run) follow(ctx context.Context) *tenure {
 
 // consider polls once and takes the lease if the rules of the watch allow it. Otherwise it says when to poll again.
 func (r *run) consider(ctx context.Context) (t *tenure, wait time.Duration, err error) {
-	row, err := ask(ctx, r.flight, r.patience(), r.store.poll)
+	row, err := ask(ctx, r.flight, r.pace.patience(), r.store.poll)
 	if err == nil {
 		err = ctx.Err() // nothing is taken any more
 	}
@@ -244,16 +237,16 @@ func (r *run) consider(ctx context.Context) (t *tenure, wait time.Duration, err 
 		return nil, 0, err
 	}
 	now := r.clock()
-	r.watch.note(row, now, r.ttl)
+	r.watch.note(row, now, r.pace.ttl())
 	holder, until := r.watch.leader()
 	r.observe(holder, until, r.watch.epoch)
 
-	wait = spread(r.ttl / 3)
+	wait = r.pace.polling()
 	if back := r.standby.left(now); back > 0 {
 		return nil, min(wait, back), nil
 	}
-	if left := r.watch.wait(r.ttl); left > 0 {
-		return nil, min(wait, saturatingAdd(left, rand.N(r.ttl/32+1))), nil // not all contenders at once
+	if left := r.watch.wait(r.pace.ttl()); left > 0 {
+		return nil, min(wait, saturatingAdd(left, r.pace.stagger())), nil
 	}
 	t, err = r.take(ctx)
 	return t, wait, err
@@ -274,7 +267,7 @@ func (r *run) take(ctx context.Context) (*tenure, error) {
 	answer := make(chan won, 1)
 	taking, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
-	limit := max(r.trust(), r.patience())
+	limit := max(r.pace.trust(), r.pace.patience())
 	sent := r.clock()
 	if !r.flight.send(taking, limit, func(ctx context.Context) {
 		term, ok, err := r.store.take(ctx, seen)
@@ -292,7 +285,7 @@ func (r *run) take(ctx context.Context) (*tenure, error) {
 			}
 			r.watch.lead(a.term)
 			r.hear()
-			t := newTenure(ctx, a.term, sent, r.ttl, r.clock)
+			t := newTenure(ctx, a.term, sent, r.pace.ttl(), r.clock)
 			if t.leads() {
 				return t, nil
 			}
@@ -301,7 +294,7 @@ func (r *run) take(ctx context.Context) (*tenure, error) {
 			return nil, nil
 		case <-done:
 			done = nil
-			bound.Reset(r.parting())
+			bound.Reset(r.pace.parting())
 		case <-bound.C:
 			go func() {
 				if a := <-answer; a.ok {
@@ -343,7 +336,7 @@ func (r *run) lead(ctx context.Context, t *tenure, work func(context.Context)) {
 		panic(end.panicked)
 	}
 	if cause == nil || errors.Is(cause, ErrResigned) {
-		r.standby = r.clock().plus(r.ttl/2 + rand.N(r.ttl/16+1))
+		r.standby = r.clock().plus(r.pace.standBack())
 	}
 }
 
@@ -385,7 +378,7 @@ func (r *run) attend(ctx context.Context, t *tenure, finished <-chan ending) end
 	answers := make(chan renewal)
 	due := time.NewTimer(r.untilDue(t))
 	defer due.Stop()
-	remind := time.NewTimer(r.reminders())
+	remind := time.NewTimer(r.pace.reminding())
 	defer remind.Stop()
 	cancelled, over := t.ctx.Done(), t.over
 	draining, overran := false, false
@@ -404,7 +397,7 @@ func (r *run) attend(ctx context.Context, t *tenure, finished <-chan ending) end
 		case <-due.C:
 			if t.held() {
 				r.renew(attempts, t, answers)
-				due.Reset(max(r.ttl/12, leastPause)) // the next attempt, unless this one is answered before
+				due.Reset(r.pace.joining()) // the next attempt, unless this one is answered before
 			}
 		case a := <-answers:
 			due.Reset(r.judge(t, a))
@@ -412,14 +405,14 @@ func (r *run) attend(ctx context.Context, t *tenure, finished <-chan ending) end
 			cancelled = nil
 			if over != nil {
 				draining = true
-				remind.Reset(r.reminders())
+				remind.Reset(r.pace.reminding())
 			}
 		case <-over:
 			over, draining = nil, false
 			lost()
-			remind.Reset(r.ttl / 3) // when the row may have expired
+			remind.Reset(r.pace.margin()) // when the row may have expired
 		case <-remind.C:
-			remind.Reset(r.reminders())
+			remind.Reset(r.pace.reminding())
 			if draining {
 				r.log.Warn("lease: work winds down, and keeps the lease", "epoch", t.term.Epoch, "cause", context.Cause(t.ctx))
 			}
@@ -438,7 +431,7 @@ func (r *run) attend(ctx context.Context, t *tenure, finished <-chan ending) end
 // that a slow database is heard as well as one with a dead connection.
 func (r *run) renew(attempts context.Context, t *tenure, answers chan<- renewal) {
 	sent := r.clock()
-	r.flight.send(attempts, r.ttl/3, func(ctx context.Context) {
+	r.flight.send(attempts, r.pace.hearing(), func(ctx context.Context) {
 		a := renewal{sent: sent}
 		a.renewed, a.err = r.store.renew(ctx, t.term)
 		answered := r.clock()
@@ -464,13 +457,13 @@ func (r *run) judge(t *tenure, a renewal) time.Duration {
 			return r.untilDue(t) // a later attempt was good
 		}
 		r.trouble("renew", a.err)
-		return max(r.ttl/48, leastPoll)
+		return r.pace.retrying()
 	}
 	r.hear()
 	switch row := a.row; {
 	case a.renewed:
 		r.tally.renewal(renewalDone, a.took)
-		if t.extend(a.sent.plus(r.trust())) && a.sent.mono > t.sent.mono {
+		if t.extend(a.sent.plus(r.pace.trust())) && a.sent.mono > t.sent.mono {
 			t.sent = a.sent
 		}
 		return r.untilDue(t)
@@ -480,58 +473,42 @@ func (r *run) judge(t *tenure, a renewal) time.Duration {
 		t.end(byOthers)
 	case row.Epoch != t.term.Epoch || row.Holder != t.term.Holder:
 		t.end(byTakeover)
-	case row.ExpiresAt.Sub(row.now) <= r.ttl/3:
+	case row.ExpiresAt.Sub(row.now) <= r.pace.margin():
 		t.end(byRefusal)
 	}
 	r.tally.renewal(renewalRefused, a.took)
-	return max(r.ttl/12, leastPoll)
+	return r.pace.doubting()
 }
 
 // untilDue is how long it is until the tenure should be renewed.
 func (r *run) untilDue(t *tenure) time.Duration {
-	return max(r.clock().until(t.sent.plus(r.ttl/3)), leastPause)
+	return max(r.clock().until(t.sent.plus(r.pace.renewal())), leastPause)
 }
 
 // trouble notes an error of the database, and logs it: the first, and then at most once per TTL.
 func (r *run) trouble(op string, err error) {
 	r.fail(err)
 	if now := r.clock(); r.quiet.left(now) == 0 {
-		r.quiet = now.plus(r.ttl)
+		r.quiet = now.plus(r.pace.ttl())
 		r.log.Warn("lease: trouble with the database", "op", op, "error", err)
 	}
 }
 
 // release gives a term's row back, within bounds; failing that, the row expires by itself.
 func (r *run) release(term Term) {
-	ctx, cancel := context.WithTimeout(context.Background(), r.parting())
+	ctx, cancel := context.WithTimeout(context.Background(), r.pace.parting())
 	defer cancel()
 	for {
-		_, err := ask(ctx, r.flight, r.parting()/2, func(ctx context.Context) (struct{}, error) {
+		_, err := ask(ctx, r.flight, r.pace.parting()/2, func(ctx context.Context) (struct{}, error) {
 			return struct{}{}, r.store.release(ctx, term)
 		})
 		if err == nil {
 			r.hear()
 			return
 		}
-		if !sleep(ctx, spread(r.parting()/8)) {
+		if !sleep(ctx, spread(r.pace.parting()/8)) {
 			r.log.Warn("lease: not released; it expires by itself", "epoch", term.Epoch, "error", err)
 			return
 		}
 	}
 }
-
-// trust is how long a leader may count on a statement that succeeded, from its sending.
-func (r *run) trust() time.Duration { return r.ttl - r.ttl/3 }
-
-// patience is how long a standby waits for an answer.
-func (r *run) patience() time.Duration { return max(r.ttl/3, 50*time.Millisecond) }
-
-// parting bounds each of the three waits for the database at the end: for a takeover, for a release, and for what is still in flight.
-func (r *run) parting() time.Duration { return parting(r.ttl) }
-
-func parting(ttl time.Duration) time.Duration {
-	return max(min(ttl/3, 5*time.Second)/3, 50*time.Millisecond)
-}
-
-// reminders is how often work that should have ended is told of.
-func (r *run) reminders() time.Duration { return max(r.ttl, time.Second) }

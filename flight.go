@@ -3,7 +3,6 @@ package lease
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"time"
 )
 
@@ -74,9 +73,6 @@ func (f flight) settle(limit time.Duration) {
 		}
 	}
 }
-
-// spread jitters a pause: between three quarters of d and d.
-func spread(d time.Duration) time.Duration { return d - rand.N(d/4+1) }
 
 // sleep pauses, and reports whether ctx lived through it.
 func sleep(ctx context.Context, d time.Duration) bool {

@@ -24,7 +24,7 @@ type claimStore interface {
 // outlive two thirds of the TTL without a renewal, whoever sent that.
 type claim struct {
 	store claimStore
-	ttl   time.Duration
+	pace  pace
 	clock func() instant
 	count *claimCounts
 
@@ -40,7 +40,7 @@ type claim struct {
 var errReleased = fmt.Errorf("%w: it was released", ErrLost)
 
 func newClaim(s claimStore, sent instant, ttl time.Duration, clock func() instant, count *claimCounts) *claim {
-	return &claim{store: s, ttl: ttl, clock: clock, count: count, sent: sent, tenures: map[*tenure]bool{}}
+	return &claim{store: s, pace: pace(ttl), clock: clock, count: count, sent: sent, tenures: map[*tenure]bool{}}
 }
 
 // ended is why the claim is over, or nil.
@@ -65,7 +65,7 @@ func (c *claim) renew(ctx context.Context) error {
 		return c.gone()
 	}
 	for _, t := range c.renewed(sent) {
-		t.extend(sent.plus(c.ttl - c.ttl/3))
+		t.extend(sent.plus(c.pace.trust()))
 	}
 	return nil
 }
@@ -171,7 +171,7 @@ func (c *claim) miss() {
 // begin starts a tenure; its context is a child of parent. A claim whose last renewal is too old to be counted on is renewed first.
 func (c *claim) begin(parent context.Context) (*tenure, error) {
 	if c.overdue() {
-		limit := max(c.ttl/3, 50*time.Millisecond)
+		limit := c.pace.patience()
 		_, err := ask(parent, make(flight, 1), limit, func(ctx context.Context) (struct{}, error) { return struct{}{}, c.renew(ctx) })
 		switch {
 		case err == nil || !c.overdue(): // somebody else may have renewed it meanwhile, or ended it
@@ -187,7 +187,7 @@ func (c *claim) begin(parent context.Context) (*tenure, error) {
 	if c.over != nil {
 		return nil, c.over
 	}
-	t := startTenure(parent, Term{}, c.sent, c.ttl, c.clock)
+	t := startTenure(parent, Term{}, c.sent, c.pace.ttl(), c.clock)
 	c.tenures[t] = true
 	return t, nil
 }
@@ -196,7 +196,7 @@ func (c *claim) begin(parent context.Context) (*tenure, error) {
 func (c *claim) overdue() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.over == nil && c.clock().until(c.sent.plus(c.ttl-c.ttl/3)) <= 0
+	return c.over == nil && c.clock().until(c.sent.plus(c.pace.trust())) <= 0
 }
 
 // finish gives a tenure back, which ends it, unless its deadline has.
@@ -231,7 +231,7 @@ func (c *claim) beat(ctx context.Context, t *tenure, sending flight, interval ti
 		case <-t.over:
 			return c.loss(t)
 		case <-due.C:
-			sending.send(attempts, max(c.ttl/3, 50*time.Millisecond), func(ctx context.Context) {
+			sending.send(attempts, c.pace.patience(), func(ctx context.Context) {
 				a := answer{sent: c.clock()}
 				a.err = c.renew(ctx)
 				select {
@@ -239,7 +239,7 @@ func (c *claim) beat(ctx context.Context, t *tenure, sending flight, interval ti
 				case <-attempts.Done():
 				}
 			})
-			due.Reset(max(c.ttl/12, leastPause)) // the next attempt, unless this one is answered before
+			due.Reset(c.pace.joining()) // the next attempt, unless this one is answered before
 		case a := <-answers:
 			switch {
 			case a.err == nil:
@@ -248,7 +248,7 @@ func (c *claim) beat(ctx context.Context, t *tenure, sending flight, interval ti
 			case c.renewedSince(a.sent):
 				due.Reset(c.untilDue(interval))
 			default:
-				due.Reset(max(c.ttl/48, leastPoll))
+				due.Reset(c.pace.retrying())
 			}
 		}
 	}
@@ -279,21 +279,21 @@ func (c *claim) loss(t *tenure) error {
 // untilDue is how long it is until the next renewal.
 func (c *claim) untilDue(interval time.Duration) time.Duration {
 	if interval <= 0 {
-		interval = c.ttl / 3
+		interval = c.pace.renewal()
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return max(c.clock().until(c.sent.plus(min(interval, c.ttl/2))), leastPause)
+	return max(c.clock().until(c.sent.plus(min(interval, c.pace.longestBeat()))), leastPause)
 }
 
 // leave releases the claim, within bounds; failing that, it runs out by itself.
 func (c *claim) leave(ctx context.Context, keep bool) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*parting(c.ttl))
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*c.pace.parting())
 	defer cancel()
 	sending := make(flight, maxBeats)
 	for {
-		_, err := ask(ctx, sending, parting(c.ttl), func(ctx context.Context) (struct{}, error) { return struct{}{}, c.release(ctx, keep) })
-		if err == nil || errors.Is(err, ErrLost) || !sleep(ctx, spread(parting(c.ttl)/8)) {
+		_, err := ask(ctx, sending, c.pace.parting(), func(ctx context.Context) (struct{}, error) { return struct{}{}, c.release(ctx, keep) })
+		if err == nil || errors.Is(err, ErrLost) || !sleep(ctx, spread(c.pace.parting()/8)) {
 			return err
 		}
 	}

@@ -315,7 +315,7 @@ func (h *HolderOf[T]) Heartbeat(ctx context.Context, interval time.Duration, onR
 	}
 	defer h.life.finish(t)
 	sending := make(flight, maxBeats)
-	defer sending.settle(parting(h.ttl))
+	defer sending.settle(h.life.pace.parting())
 	renewed := make(chan struct{}, 1)
 	var calls sync.WaitGroup
 	defer calls.Wait()
@@ -410,7 +410,7 @@ func (h *HolderOf[T]) attend(ctx context.Context, t *tenure, work func(context.C
 		h.life.finish(t)
 		stop()
 		beat.Wait()
-		sending.settle(parting(h.ttl))
+		sending.settle(h.life.pace.parting())
 	}()
 	return work(t.ctx)
 }

@@ -311,7 +311,7 @@ func (r *row) take(ctx context.Context, seen sighting) (Term, bool, error) {
 func (r *row) renew(ctx context.Context, t Term) (bool, error) {
 	now := clockNow(r.now)
 	defer hook.Around("renew")()
-	return r.handle.renew(ctx, t, r.ttl, now, r.ttl/3)
+	return r.handle.renew(ctx, t, r.ttl, now, pace(r.ttl).margin())
 }
 
 func (r *row) release(ctx context.Context, t Term) error {

@@ -67,8 +67,8 @@ type tenure struct {
 	cancel context.CancelCauseFunc
 	over   chan struct{} // closed at the end
 	clock  func() instant
-	pace   time.Duration // how often the wall clock is looked at
-	sent   instant       // the last good statement was, as Run's goroutine knows
+	pace   pace
+	sent   instant // the last good statement was, as Run's goroutine knows
 
 	mu       sync.Mutex // guards the fields below
 	deadline instant
@@ -95,9 +95,10 @@ func newTenure(parent context.Context, term Term, sent instant, ttl time.Duratio
 
 // startTenure begins one of whatever parent carries; only a lease has a term.
 func startTenure(parent context.Context, term Term, sent instant, ttl time.Duration, clock func() instant) *tenure {
+	p := pace(ttl)
 	t := &tenure{
-		term: term, over: make(chan struct{}), clock: clock, pace: max(ttl/12, time.Millisecond),
-		sent: sent, deadline: sent.plus(ttl - ttl/3),
+		term: term, over: make(chan struct{}), clock: clock, pace: p,
+		sent: sent, deadline: sent.plus(p.trust()),
 	}
 	ctx, cancel := context.WithCancelCause(parent)
 	t.ctx, t.cancel = &workContext{Context: ctx, parent: parent, tenure: t}, cancel
@@ -114,7 +115,7 @@ func (t *tenure) watch() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !t.ended {
-		t.timer.Reset(min(left, t.pace))
+		t.timer.Reset(min(left, t.pace.glance()))
 	}
 }
 

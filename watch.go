@@ -43,7 +43,7 @@ func (w *watch) note(row sighting, answered instant, ttl time.Duration) {
 	if row.Record != w.row.Record {
 		w.since, w.age = answered, row.age(w.ttl)
 		if w.polled { // before the first poll nothing else is known
-			w.age = min(w.age, w.ttl/4)
+			w.age = min(w.age, pace(w.ttl).belief())
 		}
 	}
 	w.polled, w.row, w.answered = true, row, answered

@@ -29,12 +29,12 @@ type rule struct {
 // rules are broken one at a time.
 var rules = []rule{
 	{name: "deadline-from-reply", edits: []edit{
-		{"elector.go", "newTenure(ctx, a.term, sent, r.ttl, r.clock)", "newTenure(ctx, a.term, sent.plus(r.clock().mono-sent.mono), r.ttl, r.clock)"},
+		{"elector.go", "newTenure(ctx, a.term, sent, r.pace.ttl(), r.clock)", "newTenure(ctx, a.term, sent.plus(r.clock().mono-sent.mono), r.pace.ttl(), r.clock)"},
 		{"elector.go", "a.took = answered.mono - sent.mono", "a.sent, a.took = answered, answered.mono-sent.mono"},
 	}, backend: "sqlite", faults: "late-take", replicas: 2, violated: "trust"}, // so that the other one takes over
 
 	{name: "inherited-row", edits: []edit{{"elector.go", "holder, until := r.watch.leader()", `if row.live() && row.Holder == r.holder {
-		return newTenure(ctx, Term{Name: r.name, Holder: r.holder, Epoch: row.Epoch}, now, r.ttl, r.clock), 0, nil
+		return newTenure(ctx, Term{Name: r.name, Holder: r.holder, Epoch: row.Epoch}, now, r.pace.ttl(), r.clock), 0, nil
 	}
 	holder, until := r.watch.leader()`}},
 		backend: "sqlite", faults: "kill", replicas: 4, violated: "trust"},
@@ -42,7 +42,7 @@ var rules = []rule{
 	{name: "early-release", edits: []edit{{"elector.go", "cancelled = nil\n", "cancelled = nil\n\t\t\tr.release(t.term)\n"}},
 		backend: "sqlite", faults: "resign", replicas: 4, violated: "trust"},
 
-	{name: "long-trust", edits: []edit{{"elector.go", "{ return r.ttl - r.ttl/3 }", "{ return r.ttl - r.ttl/100 }"}},
+	{name: "long-trust", edits: []edit{{"pace.go", "{ return p.ttl() - p.third() }", "{ return p.ttl() - p.ttl()/100 }"}},
 		backend: "sqlite", faults: "none", replicas: 4, violated: "margin"},
 
 	{name: "fence-without-lock", edits: []edit{{"schema.go", "{expires} > {clock} FOR KEY SHARE`", "{expires} > {clock}`"}},
@@ -54,11 +54,11 @@ var rules = []rule{
 	}, backend: "sqlite", faults: "expire", replicas: 4, violated: "fenced"},
 
 	{name: "watch-from-sending", edits: []edit{
-		{"elector.go", "row, err := ask(ctx, r.flight, r.patience(), r.store.poll)", "asked := r.clock()\n\trow, err := ask(ctx, r.flight, r.patience(), r.store.poll)"},
+		{"elector.go", "row, err := ask(ctx, r.flight, r.pace.patience(), r.store.poll)", "asked := r.clock()\n\trow, err := ask(ctx, r.flight, r.pace.patience(), r.store.poll)"},
 		{"elector.go", "now := r.clock()\n\tr.watch.note(", "now := asked\n\tr.watch.note("},
 	}, backend: "postgres", faults: "late-step", replicas: 8, violated: "trust"}, // of so many, one polls at the wrong moment
 
-	{name: "believed-age", edits: []edit{{"watch.go", "w.age = min(w.age, w.ttl/4)", "w.age = min(w.age, w.ttl)"}},
+	{name: "believed-age", edits: []edit{{"watch.go", "w.age = min(w.age, pace(w.ttl).belief())", "w.age = min(w.age, w.ttl)"}},
 		backend: "postgres", faults: "back-and-forth", replicas: 8, violated: "trust"},
 	{name: "expiry-taken-back", edits: []edit{{"record.go", "expires_at = {later}(l.renewed_at + 1, {now}) + ?5", "expires_at = {now} + ?5"}},
 		backend: "postgres", faults: "lock-renewals", replicas: 4, violated: "margin"},
