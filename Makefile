@@ -10,8 +10,8 @@ demo: ## three replicas of a service: watch who leads; three workers: watch who 
 test: ## the specification, on SQLite and Postgres
 	go test ./...
 
-race: ## the same with the race detector; fails without a Postgres
-	LEASE_REQUIRE_POSTGRES=1 go test -race ./...
+race: ## the same with the race detector, in any order; fails without a Postgres
+	LEASE_REQUIRE_POSTGRES=1 go test -race -shuffle=on ./...
 
 check: ## format, tidiness, vet, staticcheck
 	@test -z "$$(gofmt -l .)" || { gofmt -l .; echo "run gofmt -w on these" >&2; exit 1; }
