@@ -41,13 +41,16 @@ FROM (SELECT {clock} AS now{durable} FROM (
 		AND (claim_owner = '' OR claim_owner = ?4 OR COALESCE(claim_expires_at, 0) <= {clock}){visible} FOR UPDATE
 ) AS lease_g) AS lease_c`
 
-	// {next} is the query for the item, which GORM composes; its own parameters come after these. What the statement returns as the owner is the
-	// one before. A WITH that calls a volatile function is carried out once; a subquery in its place could be carried out for each row of the
-	// table, if Postgres believes that there is but one, and would then find, and claim, another row each time.
+	// {next} is the query for the item, which GORM composes. The query's own
+	// parameters come after these. The last column that the statement returns is
+	// the owner before. Postgres carries out a WITH that calls a volatile function
+	// once. A sub-query in its place could run for each row of the table, if
+	// Postgres believes that there is but one, and would claim another row each
+	// time.
 	takeNextItemSQL = `WITH lease_c AS (SELECT lease_key, lease_owner, {clock} AS now{durable} FROM ({next}) AS lease_g)
 UPDATE {table} SET claim_owner = ?2, claim_step_id = ?3, claim_epoch = claim_epoch + 1, claim_revision = claim_revision + 1,
 	claim_attempts = claim_attempts + 1, claim_acquired_at = lease_c.now, claim_renewed_at = lease_c.now, claim_expires_at = lease_c.now + ?4
-FROM lease_c WHERE {key} = lease_c.lease_key RETURNING {columnsOwnedBefore}`
+FROM lease_c WHERE {key} = lease_c.lease_key RETURNING {columns}, lease_c.lease_owner`
 
 	// The items that may be claimed, the one that waited longest first. The limit is no parameter, since Postgres would plan for a tenth of the
 	// table when it does not look at the parameters.
@@ -250,7 +253,7 @@ func (m *items[T]) table() string { return m.db.Statement.Quote(m.name) }
 // text finishes the SQL of a statement on this table.
 func (m *items[T]) text(sql, visible string) string {
 	return m.dialect.text(sql, [][2]string{
-		{"{columns}", m.columns("")}, {"{columnsOwnedBefore}", m.columns("lease_c.lease_owner")}, {"{visible}", visible}, {"{table}", m.table()}, {"{bare}", m.bare()},
+		{"{columns}", m.columns()}, {"{visible}", visible}, {"{table}", m.table()}, {"{bare}", m.bare()},
 		{"{key}", m.column(m.key.DBName)}, {"{holder}", "claim_owner"}, {"{epoch}", "claim_epoch"},
 		{"{renewed}", "claim_renewed_at"}, {"{expires}", "claim_expires_at"},
 	})
@@ -264,16 +267,12 @@ func (m *items[T]) bare() string {
 // column is a column's name, quoted and with its table.
 func (m *items[T]) column(name string) string { return m.bare() + "." + m.db.Statement.Quote(name) }
 
-// columns lists what can be read, as GORM reads it. An owner stands in for the owner's column.
-func (m *items[T]) columns(owner string) string {
+// columns lists what can be read, as GORM reads it.
+func (m *items[T]) columns() string {
 	var list []string
 	for _, name := range m.schema.DBNames {
-		column := m.column(name)
-		if name == "claim_owner" && owner != "" {
-			column = owner
-		}
 		if m.schema.FieldsByDBName[name].Readable {
-			list = append(list, column+" AS "+m.db.Statement.Quote(name))
+			list = append(list, m.column(name)+" AS "+m.db.Statement.Quote(name))
 		}
 	}
 	return strings.Join(list, ", ")
@@ -382,8 +381,8 @@ type loaded[T any] struct {
 	claim Claimable
 }
 
-// load runs finished SQL, and makes an item of its one row; nil if there is none. Amend, if it is not nil, changes what the row says.
-func (m *items[T]) load(ctx context.Context, pool gorm.ConnPool, amend func(*Claimable), text string, args ...any) (*loaded[T], error) {
+// load runs finished SQL, and makes an item of its one row; nil if there is none. The row ends with a column for each of more.
+func (m *items[T]) load(ctx context.Context, pool gorm.ConnPool, more []any, text string, args ...any) (*loaded[T], error) {
 	rows, err := pool.QueryContext(ctx, text, args...)
 	if err != nil {
 		return nil, err
@@ -393,28 +392,24 @@ func (m *items[T]) load(ctx context.Context, pool gorm.ConnPool, amend func(*Cla
 		return nil, rows.Err()
 	}
 	l := new(loaded[T])
-	if err := cmp.Or(m.scan(ctx, rows, &l.item), rows.Close(), rows.Err()); err != nil {
+	if err := cmp.Or(m.scan(ctx, rows, &l.item, more), rows.Close(), rows.Err()); err != nil {
 		return nil, err
 	}
-	claim := m.claimable(&l.item)
-	if amend != nil {
-		amend(claim)
-	}
 	l.key, _ = m.keyOf(ctx, &l.item)
-	l.claim = *claim
+	l.claim = *m.claimable(&l.item)
 	if hook, ok := any(&l.item).(callbacks.AfterFindInterface); ok && m.schema.AfterFind {
 		err = hook.AfterFind(m.session(ctx, pool))
 	}
 	return l, err
 }
 
-// scan reads a row of {columns} into an item, by the means of GORM.
-func (m *items[T]) scan(ctx context.Context, rows *sql.Rows, it *T) error {
+// scan reads a row of {columns} into an item, by the means of GORM, and those after them.
+func (m *items[T]) scan(ctx context.Context, rows *sql.Rows, it *T, more []any) error {
 	values := make([]any, len(m.sql.read))
 	for i, f := range m.sql.read {
 		values[i] = f.NewValuePool.Get()
 	}
-	err := rows.Scan(values...)
+	err := rows.Scan(append(values, more...)...)
 	into := reflect.ValueOf(it).Elem()
 	for i, f := range m.sql.read {
 		if err == nil {

@@ -34,11 +34,10 @@ func onlyOwnCallbacks(db *gorm.DB) bool {
 // takeNext claims the item that waited longest and that nobody else is about to take, and returns it, nil if there is none, and who owned it before.
 // One UPDATE.
 func (m *items[T]) takeNext(ctx context.Context, owner, stepID string, ttl time.Duration, now time.Time, scopes []func(*gorm.DB) *gorm.DB) (l *loaded[T], before string, err error) {
-	amend := func(c *Claimable) { before, c.Owner = c.Owner, owner }
 	err = m.attempt(ctx, func(ctx context.Context, pool gorm.ConnPool) error {
 		args := []any{clockArg(now), owner, stepID, ttlMicros(ttl)}
 		if len(scopes) == 0 && m.unnarrowed() {
-			l, err = m.load(ctx, pool, amend, m.sql.takeFirst, args...)
+			l, err = m.load(ctx, pool, []any{&before}, m.sql.takeFirst, args...)
 			return err
 		}
 		next, err := m.next(m.dry(ctx, pool), m.sql.pickNext, scopes)
@@ -54,7 +53,7 @@ func (m *items[T]) takeNext(ctx context.Context, owner, stepID string, ttl time.
 		if err := m.build(next); err != nil {
 			return err
 		}
-		l, err = m.load(ctx, pool, amend, m.sql.takeNext(next.Statement.SQL.String()), next.Statement.Vars...)
+		l, err = m.load(ctx, pool, []any{&before}, m.sql.takeNext(next.Statement.SQL.String()), next.Statement.Vars...)
 		return err
 	})
 	return l, before, err
