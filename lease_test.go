@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 	_ "time/tzdata"
@@ -16,145 +14,25 @@ import (
 
 	"github.com/sqllease/lease"
 	"github.com/sqllease/lease/internal/dbtest"
+	"github.com/sqllease/lease/internal/leasetest"
 )
 
-// noon is the caller's clock wherever a test passes its own.
-var noon = time.Date(2024, 3, 1, 12, 0, 0, 0, time.UTC)
+// What these tests share with those in spec.
+var (
+	noon, databasesClock = leasetest.Noon, leasetest.DatabasesClock
 
-// databasesClock lets the database's clock decide.
-var databasesClock time.Time
-
-// fresh returns a handle on an empty database, with the schema made.
-func fresh(t *testing.T, db *dbtest.Database, opts ...gorm.Option) *gorm.DB {
-	t.Helper()
-	gdb := db.Open(t, opts...)
-	ensure(t, gdb)
-	return gdb
-}
-
-func ensure(t *testing.T, gdb *gorm.DB) {
-	t.Helper()
-	if err := lease.EnsureSchema(gdb); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// acquire is TryAcquire on the lease "job" for a minute, where no error is expected.
-func acquire(t *testing.T, gdb *gorm.DB, holder string, now time.Time) bool {
-	t.Helper()
-	ok, err := lease.TryAcquire(t.Context(), gdb, "job", holder, time.Minute, now)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return ok
-}
-
-func granted(t *testing.T, gdb *gorm.DB, holder string, now time.Time) {
-	t.Helper()
-	if !acquire(t, gdb, holder, now) {
-		t.Fatalf("%s was refused at %v", holder, now)
-	}
-}
-
-func refused(t *testing.T, gdb *gorm.DB, holder string, now time.Time) {
-	t.Helper()
-	if acquire(t, gdb, holder, now) {
-		t.Fatalf("%s was granted the lease at %v", holder, now)
-	}
-}
-
-func release(t *testing.T, gdb *gorm.DB, holder string, now time.Time) {
-	t.Helper()
-	if err := lease.Release(t.Context(), gdb, "job", holder, now); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func find(t *testing.T, gdb *gorm.DB, name string) lease.Status {
-	t.Helper()
-	s, err := lease.Find(t.Context(), gdb, name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
-}
-
-// row is the row of the lease "job", as it stands in the table.
-func row(t *testing.T, gdb *gorm.DB) string {
-	t.Helper()
-	columns := map[string]any{}
-	if err := gdb.Table("leases").Where("name = ?", "job").Take(&columns).Error; err != nil {
-		t.Fatal(err)
-	}
-	return fmt.Sprint(columns)
-}
-
-// exec runs the caller's own SQL.
-func exec(t *testing.T, gdb *gorm.DB, sql string, args ...any) {
-	t.Helper()
-	if err := gdb.Exec(sql, args...).Error; err != nil {
-		t.Fatalf("%s: %v", sql, err)
-	}
-}
-
-// ask returns the one value that the caller's own SELECT gives.
-func ask[V any](t *testing.T, gdb *gorm.DB, sql string, args ...any) (v V) {
-	t.Helper()
-	if err := gdb.Raw(sql, args...).Row().Scan(&v); err != nil {
-		t.Fatalf("%s: %v", sql, err)
-	}
-	return v
-}
-
-func mustBe(t *testing.T, err, want error) {
-	t.Helper()
-	if !errors.Is(err, want) {
-		t.Errorf("the error is %v, not: %v", err, want)
-	}
-}
-
-// keepConnections spares contenders from dialling again in every round.
-func keepConnections(t *testing.T, gdb *gorm.DB) *gorm.DB {
-	pool(t, gdb).SetMaxIdleConns(50)
-	return gdb
-}
-
-// race lets n contenders go at once, and returns those who were told true. An error of any of them fails the test.
-func race(t *testing.T, n int, try func(contender int) (bool, error)) (winners []int) {
-	t.Helper()
-	var mu sync.Mutex // guards winners
-	var ready, done sync.WaitGroup
-	gate := make(chan struct{})
-	for i := range n {
-		ready.Add(1)
-		done.Go(func() {
-			ready.Done()
-			<-gate
-			ok, err := try(i)
-			if err != nil {
-				t.Errorf("contender %d: %v", i, err)
-			}
-			if ok {
-				mu.Lock()
-				defer mu.Unlock()
-				winners = append(winners, i)
-			}
-		})
-	}
-	ready.Wait()
-	close(gate)
-	done.Wait()
-	return winners
-}
-
-// everyIsolation runs spec on every database, and on Postgres again with transactions that are serializable unless they say otherwise.
-func everyIsolation(t *testing.T, spec func(t *testing.T, db *dbtest.Database)) {
-	dbtest.Run(t, spec)
-	t.Run("postgres serializable", func(t *testing.T) {
-		db := dbtest.Postgres(t)
-		spec(t, &dbtest.Database{Backend: db.Backend, DSN: db.DSNVia("", "default_transaction_isolation=serializable")})
-	})
-}
+	fresh           = leasetest.Fresh
+	granted         = leasetest.Granted
+	refused         = leasetest.Refused
+	release         = leasetest.Release
+	find            = leasetest.Find
+	row             = leasetest.Row
+	exec            = leasetest.Exec
+	mustBe          = leasetest.MustBe
+	keepConnections = leasetest.KeepConnections
+	race            = leasetest.Race
+	everyIsolation  = leasetest.EveryIsolation
+)
 
 // Granting and refusing
 
@@ -338,125 +216,9 @@ func TestInATransactionTheDatabasesClockRunsOn(t *testing.T) {
 	defer tx.Rollback()
 	exec(t, tx, "SELECT now()")
 	granted(t, tx, "A", databasesClock)
-	if !ask[bool](t, tx, "SELECT renewed_at > (extract(epoch FROM now())*1000000)::bigint FROM leases") {
+	if !leasetest.Ask[bool](t, tx, "SELECT renewed_at > (extract(epoch FROM now())*1000000)::bigint FROM leases") {
 		t.Error("the lease counts from the start of the transaction")
 	}
-}
-
-// Names and TTLs
-
-func TestNamesAndHoldersAreCheckedBeforeAnySQL(t *testing.T) { // C17
-	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
-		fresh(t, db)
-		gdb, spy := spied(t, db)
-		long := func(n int) string { return strings.Repeat("ü", n) }
-		for what, bad := range map[string]struct{ name, holder string }{
-			"no name":                       {"", "A"},
-			"a name of 101":                 {long(101), "A"},
-			"a name of 100 and two spaces":  {long(100) + "  ", "A"},
-			"a name with a NUL":             {"jo\x00b", "A"},
-			"a name that is not UTF-8":      {"jo\xffb", "A"},
-			"no holder":                     {"job", ""},
-			"a holder of 201":               {"job", long(201)},
-			"a holder of 200 and a space":   {"job", long(200) + " "},
-			"a holder with a NUL":           {"job", "\x00"},
-			"a holder that is cut in UTF-8": {"job", "ü"[:1]},
-		} {
-			ok, err := lease.TryAcquire(t.Context(), gdb, bad.name, bad.holder, time.Minute, noon)
-			if ok || !errors.Is(err, lease.ErrInvalid) {
-				t.Errorf("%s: TryAcquire is %v, %v", what, ok, err)
-			}
-			if err := lease.Release(t.Context(), gdb, bad.name, bad.holder, noon); !errors.Is(err, lease.ErrInvalid) {
-				t.Errorf("%s: Release is %v", what, err)
-			}
-			if bad.holder == "A" {
-				if _, err := lease.Find(t.Context(), gdb, bad.name); !errors.Is(err, lease.ErrInvalid) {
-					t.Errorf("%s: Find is %v", what, err)
-				}
-			}
-		}
-		if sent := spy.sent(); len(sent) > 0 {
-			t.Errorf("SQL was sent: %q", sent)
-		}
-		for _, ok := range []struct{ name, holder string }{{long(100), long(200)}, {strings.Repeat("🔒", 100), strings.Repeat("🔑", 200)}} {
-			if won, err := lease.TryAcquire(t.Context(), gdb, ok.name, ok.holder, time.Minute, noon); !won || err != nil {
-				t.Errorf("the longest name and holder: %v, %v", won, err)
-			}
-			if s := find(t, gdb, ok.name); s.Name != ok.name || s.Holder != ok.holder {
-				t.Errorf("they read %v", s)
-			}
-		}
-	})
-}
-
-func TestATTLMustBePositive(t *testing.T) { // C10
-	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
-		gdb := fresh(t, db)
-		for _, ttl := range []time.Duration{0, -1, -time.Minute, math.MinInt64} {
-			ok, err := lease.TryAcquire(t.Context(), gdb, "job", "A", ttl, noon)
-			if ok || !errors.Is(err, lease.ErrInvalid) {
-				t.Errorf("ttl %v: %v, %v", ttl, ok, err)
-			}
-		}
-		if n := ask[int](t, gdb, "SELECT count(*) FROM leases"); n != 0 {
-			t.Errorf("there are %d rows", n)
-		}
-	})
-}
-
-func TestATinyTTLIsGrantedAndSoonOver(t *testing.T) { // C10
-	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
-		gdb := fresh(t, db)
-		now := noon
-		for i, ttl := range []time.Duration{1, 2, 999, time.Microsecond} {
-			if ok, err := lease.TryAcquire(t.Context(), gdb, "job", fmt.Sprint(i), ttl, now); !ok || err != nil {
-				t.Fatalf("ttl %v: %v, %v", ttl, ok, err)
-			}
-			now = now.Add(time.Microsecond)
-		}
-	})
-}
-
-func TestAHugeTTLDoesNotWrapAround(t *testing.T) { // C10
-	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
-		gdb := fresh(t, db)
-		for _, now := range []time.Time{databasesClock, noon, time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC)} {
-			exec(t, gdb, "DELETE FROM leases")
-			for range 2 { // acquire, then renew
-				if ok, err := lease.TryAcquire(t.Context(), gdb, "job", "A", math.MaxInt64, now); !ok || err != nil {
-					t.Fatalf("%v, %v", ok, err)
-				}
-			}
-			refused(t, gdb, "B", now)
-			if !now.IsZero() && now.Year() < 9000 {
-				refused(t, gdb, "B", now.AddDate(290, 0, 0))
-				granted(t, gdb, "B", now.AddDate(293, 0, 0))
-			}
-		}
-	})
-}
-
-func TestATimeThatMicrosecondsDoNotHoldIsInvalid(t *testing.T) {
-	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
-		gdb := fresh(t, db)
-		for _, now := range []time.Time{time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(-1, 1, 1, 0, 0, 0, 0, time.UTC), time.Unix(math.MaxInt64/4, 0)} {
-			_, err := lease.TryAcquire(t.Context(), gdb, "job", "A", time.Minute, now)
-			mustBe(t, err, lease.ErrInvalid)
-			mustBe(t, lease.Release(t.Context(), gdb, "job", "A", now), lease.ErrInvalid)
-		}
-	})
-}
-
-func TestAClockMayStartAtTheUnixEpoch(t *testing.T) {
-	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
-		gdb := fresh(t, db)
-		start := time.Unix(0, 0)
-		granted(t, gdb, "A", start)
-		refused(t, gdb, "B", start)
-		granted(t, gdb, "A", start)
-		refused(t, gdb, "B", start.Add(time.Minute-time.Microsecond))
-		granted(t, gdb, "B", start.Add(time.Minute))
-	})
 }
 
 // Contention
@@ -518,25 +280,6 @@ func TestALeadersRenewalIsNotLostToContenders(t *testing.T) { // C19
 		})
 		if !slices.Equal(winners, []int{0}) {
 			t.Errorf("%v were always granted it, not the leader alone", winners)
-		}
-	})
-}
-
-func TestAHolderThatAsksTwiceAtOnceIsToldTrueTwice(t *testing.T) {
-	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
-		gdb := fresh(t, db)
-		granted(t, gdb, "A", noon)
-		slow, spy := spied(t, db)
-		var once sync.Once
-		spy.fail = func(query string) error {
-			if strings.HasPrefix(query, "UPDATE") { // slow has looked, and is about to take what the other takes now
-				once.Do(func() { granted(t, gdb, "A", noon.Add(time.Hour)) })
-			}
-			return nil
-		}
-		granted(t, slow, "A", noon.Add(time.Hour))
-		if s := find(t, gdb, "job"); s.Epoch != 2 {
-			t.Errorf("the two began term %d", s.Epoch)
 		}
 	})
 }
@@ -603,7 +346,7 @@ func TestReleaseTouchesNothingThatTheCallerDoesNotHold(t *testing.T) { // C54
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		gdb := fresh(t, db)
 		release(t, gdb, "A", noon)
-		if n := ask[int](t, gdb, "SELECT count(*) FROM leases"); n != 0 {
+		if n := leasetest.Ask[int](t, gdb, "SELECT count(*) FROM leases"); n != 0 {
 			t.Errorf("releasing a lease that nobody ever held made %d rows", n)
 		}
 		untouchedBy := func(what, holder string, now time.Time) {
@@ -793,74 +536,8 @@ func TestARefusalInATransactionLeavesItUsable(t *testing.T) { // C25
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n := ask[int](t, gdb, "SELECT count(*) FROM notes"); n != 1 {
+		if n := leasetest.Ask[int](t, gdb, "SELECT count(*) FROM notes"); n != 1 {
 			t.Errorf("%d notes were committed", n)
 		}
 	})
-}
-
-// Errors
-
-func TestAnErrorSaysWhatFailedAndOnWhat(t *testing.T) {
-	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
-		gdb := db.Open(t) // without a schema
-		_, acquireErr := lease.TryAcquire(t.Context(), gdb, "job", "A", time.Minute, noon)
-		_, findErr := lease.Find(t.Context(), gdb, "job")
-		_, listErr := lease.List(t.Context(), gdb)
-		for start, err := range map[string]error{
-			`lease: acquire "job": `: acquireErr,
-			`lease: release "job": `: lease.Release(t.Context(), gdb, "job", "A", noon),
-			`lease: find "job": `:    findErr,
-			`lease: list: `:          listErr,
-		} {
-			if err == nil || !strings.HasPrefix(err.Error(), start) || !strings.Contains(err.Error(), "EnsureSchema") {
-				t.Errorf("%q says: %v", start, err)
-			}
-			if errors.Is(err, lease.ErrInvalid) || errors.Is(err, gorm.ErrRecordNotFound) {
-				t.Errorf("a missing table is taken for something else: %v", err)
-			}
-		}
-	})
-}
-
-func TestACancelledContextIsAnErrorAndNotARefusal(t *testing.T) {
-	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
-		gdb := fresh(t, db)
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		ok, err := lease.TryAcquire(ctx, gdb, "job", "A", time.Minute, noon)
-		if ok {
-			t.Error("it was granted")
-		}
-		mustBe(t, err, context.Canceled)
-		mustBe(t, lease.Release(ctx, gdb, "job", "A", noon), context.Canceled)
-	})
-}
-
-func TestNoErrorTellsAPassword(t *testing.T) {
-	const password = "pa55-w0rd"
-	db := dbtest.Postgres(t)
-	for what, dsn := range map[string]string{
-		"nobody listens":   "host=127.0.0.1 port=1 user=app password=" + password + " dbname=app sslmode=disable",
-		"a URL":            "postgres://app:" + password + "@127.0.0.1:1/app?sslmode=disable",
-		"an unknown role":  db.DSNVia("", "user=nobody_at_all", "password="+password),
-		"no such database": db.DSNVia("", "dbname=nothing_at_all", "password="+password),
-	} {
-		t.Run(what, func(t *testing.T) {
-			gdb := (&dbtest.Database{Backend: dbtest.BackendPostgres, DSN: dsn}).Open(t, &gorm.Config{DisableAutomaticPing: true})
-			_, acquireErr := lease.TryAcquire(t.Context(), gdb, "job", "A", time.Minute, noon)
-			_, findErr := lease.Find(t.Context(), gdb, "job")
-			term := lease.WithTerm(t.Context(), lease.Term{Name: "job", Holder: "A", Epoch: 1})
-			for _, err := range []error{
-				acquireErr, findErr, lease.EnsureSchema(gdb), lease.Release(t.Context(), gdb, "job", "A", noon),
-				lease.Transaction(term, gdb, func(*gorm.DB) error { return nil }),
-			} {
-				if err == nil {
-					t.Error("it worked")
-				} else if strings.Contains(err.Error(), password) {
-					t.Errorf("the password is in: %v", err)
-				}
-			}
-		})
-	}
 }

@@ -1,4 +1,4 @@
-package lease_test
+package spec
 
 import (
 	"bytes"
@@ -310,15 +310,6 @@ func TestAnotherProtocolOrSessionOfPostgresWorks(t *testing.T) { // C33
 			}
 		})
 	}
-}
-
-func pool(t *testing.T, gdb *gorm.DB) *sql.DB {
-	t.Helper()
-	p, err := gdb.DB()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p
 }
 
 func TestWorkInATransactionOnASmallPoolHangsNobodyForGood(t *testing.T) { // C34

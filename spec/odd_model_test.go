@@ -1,4 +1,4 @@
-package lease_test
+package spec
 
 import (
 	"context"
@@ -230,7 +230,7 @@ func TestAFieldsConditionThatIsMoreThanConstantsIsInvalidBeforeAnySQL(t *testing
 		_, timeErr := lease.ClaimAs[expiring](t.Context(), gdb, 1, "A", "", time.Minute, nil)
 		_, pathErr := lease.ClaimNext[pathed](t.Context(), gdb, "A", "", time.Minute, nil)
 		for model, err := range map[string]error{"expiring": timeErr, "pathed": pathErr} {
-			if err == nil || !strings.Contains(err.Error(), "T lease_test."+model) {
+			if err == nil || !strings.Contains(err.Error(), "T spec."+model) {
 				t.Errorf("the error is %v", err)
 			}
 		}

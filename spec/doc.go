@@ -1,0 +1,3 @@
+// Package spec specifies the lease package by tests that use only what the
+// lease package exports.
+package spec
