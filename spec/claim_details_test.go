@@ -110,20 +110,6 @@ func TestAHookThatChangesTheKeyAndFailsIsToldByItsOwnError(t *testing.T) {
 	})
 }
 
-func TestSaveInOfAModelBoundsHowLongItsTransactionMayLieIdle(t *testing.T) { // C75
-	db := dbtest.Postgres(t)
-	w := &world{db: db, gdb: migrated(t, db), table: "parcels"}
-	parcels(t, w.gdb, 1)
-	h := w.parcel(t, 1, "A")
-	must(t, w.gdb.Transaction(func(tx *gorm.DB) error {
-		must(t, h.SaveIn(tx, h.Item()))
-		if got := ask[string](t, tx, "SHOW idle_in_transaction_session_timeout"); got != "1min" {
-			t.Errorf("the transaction may lie idle for %s", got)
-		}
-		return nil
-	}))
-}
-
 // A settled row has columns that are called as the claim's are in Go.
 type settled struct {
 	ID uint
@@ -221,6 +207,7 @@ func TestASaveOfNamedColumnsLeavesAnUpdatedAtThatIsAnothersAlone(t *testing.T) {
 type tenancy struct{}
 
 func (tenancy) Name() string { return "tenancy" }
+
 func (tenancy) Initialize(db *gorm.DB) error {
 	return db.Callback().Query().Before("gorm:query").Register("tenancy", func(db *gorm.DB) {
 		db.Statement.AddClause(clause.Where{Exprs: []clause.Expression{clause.Expr{SQL: "parcels.weight > ?", Vars: []any{1}}}})
@@ -736,6 +723,7 @@ func TestANamedColumnOfAnEmbeddedStructThatIsNilIsSavedAndRemembered(t *testing.
 type filtering struct{}
 
 func (filtering) Name() string { return "filtering" }
+
 func (filtering) Initialize(db *gorm.DB) error {
 	return db.Callback().Update().Before("gorm:update").Register("filtering", func(db *gorm.DB) {
 		db.Statement.AddClause(clause.Where{Exprs: []clause.Expression{clause.Expr{SQL: "level < 10"}}})

@@ -1730,19 +1730,6 @@ func TestASaveInThatIsLostLeavesTheTransactionToItsCaller(t *testing.T) {
 	})
 }
 
-func TestSaveInBoundsHowLongItsTransactionMayLieIdle(t *testing.T) { // C75
-	db := dbtest.Postgres(t)
-	w := newWorld(t, db, fresh(t, db))
-	h := w.claim(t, "A")
-	must(t, w.gdb.Transaction(func(tx *gorm.DB) error {
-		must(t, h.SaveIn(tx, with(h, 1)))
-		if got := ask[string](t, tx, "SHOW idle_in_transaction_session_timeout"); got != "1min" {
-			t.Errorf("the transaction may lie idle for %s", got)
-		}
-		return nil
-	}))
-}
-
 // Releasing
 
 func TestAReleaseFreesTheItemAtOnceAndMayBeRepeated(t *testing.T) {

@@ -1,10 +1,14 @@
 package spec
 
 import (
+	"log/slog"
 	"testing"
+	"time"
 
 	"gorm.io/gorm"
 
+	"github.com/sqllease/lease"
+	"github.com/sqllease/lease/internal/dbtest"
 	"github.com/sqllease/lease/internal/leasetest"
 )
 
@@ -31,4 +35,53 @@ var (
 func ask[V any](t *testing.T, gdb *gorm.DB, sql string, args ...any) V {
 	t.Helper()
 	return leasetest.Ask[V](t, gdb, sql, args...)
+}
+
+// waiters counts the sessions of gdb's database that wait for a lock.
+func waiters(t *testing.T, gdb *gorm.DB) int {
+	t.Helper()
+	return ask[int](t, gdb, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
+}
+
+// waitUntil asks for a state that the database or an elector reaches by itself and tells nobody.
+func waitUntil(t *testing.T, what string, reached func() bool) {
+	t.Helper()
+	ask := time.NewTicker(2 * time.Millisecond)
+	defer ask.Stop()
+	for limit := time.Now().Add(20 * time.Second); !reached(); <-ask.C {
+		if time.Now().After(limit) {
+			t.Fatalf("20 seconds, and not yet: %s", what)
+		}
+	}
+}
+
+var quiet = slog.New(slog.DiscardHandler)
+
+// hold lets holder have the lease "job" for a minute of the database's clock, and returns its term.
+func hold(t *testing.T, gdb *gorm.DB, holder string) lease.Term {
+	t.Helper()
+	granted(t, gdb, holder, databasesClock)
+	s := find(t, gdb, "job")
+	return lease.Term{Name: s.Name, Holder: s.Holder, Epoch: s.Epoch}
+}
+
+// expire lets the lease "job" run out.
+func expire(t *testing.T, gdb *gorm.DB) {
+	t.Helper()
+	exec(t, gdb, "UPDATE leases SET expires_at = renewed_at - 1 WHERE name = 'job'")
+}
+
+// withNotes is fresh, with a table for what the transactions write.
+func withNotes(t *testing.T, db *dbtest.Database) *gorm.DB {
+	t.Helper()
+	gdb := fresh(t, db)
+	exec(t, gdb, "CREATE TABLE notes (text varchar(20))")
+	return gdb
+}
+
+func write(tx *gorm.DB) error { return tx.Exec("INSERT INTO notes VALUES ('written')").Error }
+
+func notes(t *testing.T, gdb *gorm.DB) int {
+	t.Helper()
+	return ask[int](t, gdb, "SELECT count(*) FROM notes")
 }

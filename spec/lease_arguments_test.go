@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -127,24 +126,5 @@ func TestAClockMayStartAtTheUnixEpoch(t *testing.T) {
 		granted(t, gdb, "A", start)
 		refused(t, gdb, "B", start.Add(time.Minute-time.Microsecond))
 		granted(t, gdb, "B", start.Add(time.Minute))
-	})
-}
-
-func TestAHolderThatAsksTwiceAtOnceIsToldTrueTwice(t *testing.T) {
-	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
-		gdb := fresh(t, db)
-		granted(t, gdb, "A", noon)
-		slow, spy := spied(t, db)
-		var once sync.Once
-		spy.fail = func(query string) error {
-			if strings.HasPrefix(query, "UPDATE") { // slow has looked, and is about to take what the other takes now
-				once.Do(func() { granted(t, gdb, "A", noon.Add(time.Hour)) })
-			}
-			return nil
-		}
-		granted(t, slow, "A", noon.Add(time.Hour))
-		if s := find(t, gdb, "job"); s.Epoch != 2 {
-			t.Errorf("the two began term %d", s.Epoch)
-		}
 	})
 }

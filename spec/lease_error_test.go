@@ -78,3 +78,25 @@ func TestNoErrorTellsAPassword(t *testing.T) {
 		})
 	}
 }
+
+func TestAFailingSelectIsAnErrorAndNotAFreeLease(t *testing.T) { // C27
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		fresh(t, db)
+		gdb, spy := spied(t, db)
+		failure := errors.New("the network is down")
+		spy.fail = func(query string) error {
+			if strings.HasPrefix(query, "SELECT") {
+				return failure
+			}
+			return nil
+		}
+		ok, err := lease.TryAcquire(t.Context(), gdb, "job", "A", time.Minute, noon)
+		if ok {
+			t.Error("it was granted")
+		}
+		mustBe(t, err, failure)
+		if sent := spy.sent(); len(sent) != 1 {
+			t.Errorf("after the failure it went on: %q", sent)
+		}
+	})
+}

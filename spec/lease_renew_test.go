@@ -11,8 +11,6 @@ import (
 	"github.com/sqllease/lease/internal/dbtest"
 )
 
-// What becomes of a renewal by hand that lands after a newer one.
-
 // renewingLate starts a renewal by A, at noon plus 5 seconds, and holds up its
 // statement. meanwhile runs before the statement goes on to the database.
 // renewingLate returns what TryAcquire said.
@@ -144,5 +142,55 @@ func TestRenewalsBehindARowLockTakeNothingBack(t *testing.T) {
 		if s := find(t, gdb, "job"); s.ExpiresAt.Before(latest) {
 			t.Fatalf("round %d: the lease expires %v before the time that a renewal was told", round, latest.Sub(s.ExpiresAt))
 		}
+	}
+}
+
+func TestAHolderThatAsksTwiceAtOnceIsToldTrueTwice(t *testing.T) {
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := fresh(t, db)
+		granted(t, gdb, "A", noon)
+		slow, spy := spied(t, db)
+		var once sync.Once
+		spy.fail = func(query string) error {
+			if strings.HasPrefix(query, "UPDATE") { // slow has looked, and is about to take what the other takes now
+				once.Do(func() { granted(t, gdb, "A", noon.Add(time.Hour)) })
+			}
+			return nil
+		}
+		granted(t, slow, "A", noon.Add(time.Hour))
+		if s := find(t, gdb, "job"); s.Epoch != 2 {
+			t.Errorf("the two began term %d", s.Epoch)
+		}
+	})
+}
+
+func TestATakeoverCountsFromTheEndOfItsWaitAndARenewalFromItsBeginning(t *testing.T) {
+	gdb := fresh(t, dbtest.Postgres(t))
+	// behind lets holder wait for the row, and returns its renewed_at and the time at which the wait was still on.
+	behind := func(holder string) (renewed, waiting int64) {
+		tx := gdb.Begin()
+		defer tx.Rollback()
+		exec(t, tx, "SELECT * FROM leases FOR UPDATE")
+		done := make(chan bool, 1)
+		go func() {
+			ok, err := lease.TryAcquire(t.Context(), gdb, "job", holder, time.Minute, databasesClock)
+			done <- ok && err == nil
+		}()
+		waitUntil(t, "it waits", func() bool { return waiters(t, gdb) > 0 })
+		waiting = ask[int64](t, tx, "SELECT (extract(epoch FROM clock_timestamp())*1000000)::bigint")
+		if err := tx.Rollback().Error; err != nil {
+			t.Fatal(err)
+		}
+		if !<-done {
+			t.Fatal("it was not granted")
+		}
+		return find(t, gdb, "job").RenewedAt.UnixMicro(), waiting
+	}
+	granted(t, gdb, "A", noon) // long ago
+	if renewed, waiting := behind("B"); renewed < waiting {
+		t.Errorf("a takeover counts from %d, and waited until after %d", renewed, waiting)
+	}
+	if renewed, waiting := behind("B"); renewed >= waiting {
+		t.Errorf("a renewal counts from %d, and waited until after %d", renewed, waiting)
 	}
 }

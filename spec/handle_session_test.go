@@ -1,0 +1,161 @@
+package spec
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log"
+	"strings"
+	"testing"
+	"time"
+
+	"gorm.io/gorm"
+	"gorm.io/gorm/clause"
+	"gorm.io/gorm/logger"
+	"gorm.io/gorm/schema"
+
+	"github.com/sqllease/lease"
+	"github.com/sqllease/lease/internal/dbtest"
+)
+
+func TestWhateverTheHandleCarriesItWorksAsACleanOne(t *testing.T) { // C24
+	type stranger struct{ ID int }
+	cancelled, cancel := context.WithCancel(context.Background())
+	cancel()
+	for what, carry := range map[string]func(db *gorm.DB) *gorm.DB{
+		"nothing":      func(db *gorm.DB) *gorm.DB { return db },
+		"Where":        func(db *gorm.DB) *gorm.DB { return db.Where("1 = 0") },
+		"Model":        func(db *gorm.DB) *gorm.DB { return db.Model(&stranger{}) },
+		"Limit":        func(db *gorm.DB) *gorm.DB { return db.Limit(0).Offset(5) },
+		"Table":        func(db *gorm.DB) *gorm.DB { return db.Table("strangers") },
+		"Select":       func(db *gorm.DB) *gorm.DB { return db.Select("holder") },
+		"Omit":         func(db *gorm.DB) *gorm.DB { return db.Omit("epoch", "ExpiresAt") },
+		"Joins, Group": func(db *gorm.DB) *gorm.DB { return db.Joins("JOIN strangers ON 1 = 0").Group("id").Having("1 = 0") },
+		"Scopes":       func(db *gorm.DB) *gorm.DB { return db.Scopes(func(db *gorm.DB) *gorm.DB { return db.Where("1 = 0") }) },
+		"Clauses": func(db *gorm.DB) *gorm.DB {
+			return db.Clauses(clause.OnConflict{DoNothing: true}, clause.Returning{}, clause.Locking{Strength: "UPDATE"})
+		},
+		"Unscoped, Order, Distinct": func(db *gorm.DB) *gorm.DB { return db.Unscoped().Order("nowhere").Distinct() },
+		"Attrs, Assign":             func(db *gorm.DB) *gorm.DB { return db.Attrs("name", "x").Assign("holder", "x") },
+		"Raw":                       func(db *gorm.DB) *gorm.DB { return db.Raw("SELECT 1") },
+		"Set":                       func(db *gorm.DB) *gorm.DB { return db.Set("gorm:table_options", "nonsense") },
+		"a chain that was used": func(db *gorm.DB) *gorm.DB {
+			tx := db.Table("leases").Where("1 = 0")
+			tx.Find(&[]map[string]any{})
+			return tx
+		},
+		"a sticky error": func(db *gorm.DB) *gorm.DB {
+			tx := db.Session(&gorm.Session{})
+			_ = tx.AddError(errors.New("sticky"))
+			return tx
+		},
+		"a failed statement's error": func(db *gorm.DB) *gorm.DB { return db.Exec("nonsense") },
+		"a cancelled context":        func(db *gorm.DB) *gorm.DB { return db.WithContext(cancelled) },
+		"PrepareStmt":                func(db *gorm.DB) *gorm.DB { return db.Session(&gorm.Session{PrepareStmt: true}) },
+		"SkipDefaultTransaction":     func(db *gorm.DB) *gorm.DB { return db.Session(&gorm.Session{SkipDefaultTransaction: true}) },
+		"every other setting": func(db *gorm.DB) *gorm.DB {
+			return db.Session(&gorm.Session{
+				NewDB: true, Initialized: true, SkipHooks: true, DisableNestedTransaction: true, AllowGlobalUpdate: true,
+				FullSaveAssociations: true, PropagateUnscoped: true, QueryFields: true, CreateBatchSize: 1,
+				NowFunc: func() time.Time { return time.Time{} },
+			})
+		},
+		"a plugin that adds conditions": func(db *gorm.DB) *gorm.DB {
+			none := func(db *gorm.DB) { db.Where("tenant = 0") }
+			for _, err := range []error{
+				db.Callback().Query().Before("gorm:query").Register("none", none),
+				db.Callback().Row().Before("gorm:row").Register("none", none),
+				db.Callback().Update().Before("gorm:update").Register("none", none),
+				db.Callback().Raw().Before("gorm:raw").Register("none", func(db *gorm.DB) { _ = db.AddError(errors.New("raw SQL is forbidden")) }),
+			} {
+				if err != nil {
+					panic(err)
+				}
+			}
+			return db
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+				fresh(t, db)
+				works(t, carry(db.Open(t)))
+			})
+		})
+	}
+}
+
+func TestWhateverTheConfigSaysItWorksAndKeepsToItsTable(t *testing.T) { // C24, C26
+	for what, config := range map[string]*gorm.Config{
+		"PrepareStmt":             {PrepareStmt: true},
+		"SkipDefaultTransaction":  {SkipDefaultTransaction: true},
+		"TranslateError":          {TranslateError: true},
+		"a naming strategy":       {NamingStrategy: schema.NamingStrategy{TablePrefix: "app_", SingularTable: true, NameReplacer: strings.NewReplacer("e", "3")}},
+		"a prefix with a schema":  {NamingStrategy: schema.NamingStrategy{TablePrefix: "infra.", NoLowerCase: true}},
+		"CreateBatchSize and all": {CreateBatchSize: 1, QueryFields: true, FullSaveAssociations: true, DisableForeignKeyConstraintWhenMigrating: true},
+	} {
+		t.Run(what, func(t *testing.T) {
+			dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+				gdb := fresh(t, db, config)
+				ensure(t, gdb)
+				works(t, gdb)
+				if names := tables(t, db.Open(t)); strings.ReplaceAll(strings.Join(names, " "), "public.", "") != "lease_items leases" {
+					t.Errorf("the tables are %q", names)
+				}
+			})
+		})
+	}
+}
+
+func TestEnsureSchemaWorksWhateverTheHandleCarries(t *testing.T) { // C24
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := db.Open(t)
+		carrying := gdb.Table("strangers").Where("1 = 0").Model(&struct{ ID int }{}).Select("holder").Omit("epoch").Limit(0)
+		_ = carrying.AddError(errors.New("sticky"))
+		ensure(t, carrying)
+		works(t, gdb)
+	})
+}
+
+func TestAnotherProtocolOrSessionOfPostgresWorks(t *testing.T) { // C33
+	for _, param := range []string{
+		"default_query_exec_mode=simple_protocol", "default_query_exec_mode=exec", "default_query_exec_mode=describe_exec",
+		"DateStyle=German", "IntervalStyle=sql_standard", "extra_float_digits=-15", "standard_conforming_strings=off",
+		"default_transaction_isolation=serializable", "default_transaction_isolation='repeatable read'",
+		"idle_in_transaction_session_timeout=2d", "synchronous_commit=off", "search_path=public,pg_catalog",
+	} {
+		t.Run(param, func(t *testing.T) {
+			db := dbtest.Postgres(t)
+			name, value, _ := strings.Cut(param, "=")
+			gdb := fresh(t, &dbtest.Database{Backend: db.Backend, DSN: db.DSNVia("", name+"="+strings.Trim(value, "'"))})
+			works(t, gdb)
+			fenced := lease.WithTerm(t.Context(), hold(t, gdb, "A"))
+			if err := lease.Transaction(fenced, gdb, func(*gorm.DB) error { return nil }); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestNothingIsLoggedThroughGORM(t *testing.T) { // C27
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		fresh(t, db)
+		var lines bytes.Buffer
+		noisy := logger.New(log.New(&lines, "", 0), logger.Config{LogLevel: logger.Info, SlowThreshold: 1})
+		gdb := db.Open(t, &gorm.Config{Logger: noisy})
+		lines.Reset()
+		granted(t, gdb, "A", noon)
+		for range 100 {
+			refused(t, gdb, "B", noon)
+		}
+		release(t, gdb, "A", noon)
+		_, err := lease.Find(t.Context(), gdb, "nobody's")
+		mustBe(t, err, gorm.ErrRecordNotFound)
+		if lines.Len() > 0 {
+			t.Errorf("logged: %s", lines.String())
+		}
+		exec(t, gdb, "SELECT 1")
+		if lines.Len() == 0 {
+			t.Error("the logger records nothing, so this test checks nothing")
+		}
+	})
+}
