@@ -1,12 +1,9 @@
 package spec
 
 import (
-	"context"
 	"database/sql"
-	"encoding/json"
 	"errors"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,7 +11,6 @@ import (
 	"gorm.io/driver/sqlite"
 	"gorm.io/gorm"
 	"gorm.io/gorm/clause"
-	"gorm.io/gorm/logger"
 	"gorm.io/gorm/schema"
 	"gorm.io/plugin/dbresolver"
 
@@ -161,22 +157,6 @@ func TestANameIsTheTablesBeforeItIsGos(t *testing.T) {
 	})
 }
 
-func TestASaveOfDoneAloneTellsWhenAnItemWasUpdated(t *testing.T) {
-	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
-		w := newWorld(t, db, fresh(t, db)).byTheCallers()
-		h := w.claim(t, "A")
-		w.pass(10 * time.Second)
-		it := with(h, 1)
-		it.Done = true
-		must(t, h.Save(t.Context(), it, "Done"))
-		got := w.load(t)
-		if is(t, got, 0); !got.Done || !got.UpdatedAt.Equal(w.now()) {
-			t.Errorf("the row is %s", shows(got))
-		}
-		w.agrees(t, "after a save of Done", h)
-	})
-}
-
 // A replicated row has an updated_at that GORM does not keep up to date.
 type replicated struct {
 	ID        uint
@@ -226,202 +206,6 @@ func TestPluginsHaveTheirSayInWhatClaimNextChooses(t *testing.T) {
 	})
 }
 
-func TestClaimNextOfAnItemWithAScopeNeverWaitsForAnothersRow(t *testing.T) {
-	db := dbtest.Postgres(t)
-	gdb := fresh(t, db)
-	for _, key := range []string{"first", "second"} {
-		must(t, lease.Create(t.Context(), gdb, lease.Item{Key: key}))
-	}
-	exec(t, gdb, "UPDATE lease_items SET claim_acquired_at = 1 WHERE key = 'second'")
-	tx := gdb.Begin()
-	defer tx.Rollback()
-	exec(t, tx, "SELECT * FROM lease_items WHERE key = 'first' FOR UPDATE")
-	impatient := db.OpenDSN(t, db.DSNVia("", "lock_timeout=1ms"))
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-	defer cancel()
-	next := func() (*lease.Holder, error) {
-		return lease.ClaimNext[lease.Item](ctx, impatient, "A", "", time.Minute, nil, func(db *gorm.DB) *gorm.DB { return db.Where("key <> 'x'") })
-	}
-	h, err := next()
-	must(t, err)
-	if key := h.Item().Key; key != "second" {
-		t.Errorf("it took %s", key)
-	}
-	_, err = next()
-	mustBe(t, err, gorm.ErrRecordNotFound)
-}
-
-func TestAScopeMayAskTheDatabase(t *testing.T) {
-	withParcels(t, 2, func(t *testing.T, w *world) {
-		must(t, w.gdb.Create(&customer{ID: 7, Name: "Smith"}).Error)
-		exec(t, w.gdb, "UPDATE parcels SET customer_id = 7 WHERE id = 2")
-		smiths := func(db *gorm.DB) *gorm.DB {
-			var id uint
-			if err := db.Session(&gorm.Session{NewDB: true}).Model(&customer{}).Select("id").Where("name = 'Smith'").Scan(&id).Error; err != nil {
-				_ = db.AddError(err)
-			}
-			return db.Where("customer_id = ?", id)
-		}
-		if id := w.next(t, "A", smiths).Item().ID; id != 2 {
-			t.Errorf("it took %d", id)
-		}
-		_, err := w.tryNext(t, "A", smiths)
-		mustBe(t, err, gorm.ErrRecordNotFound)
-	})
-}
-
-func TestAScopeThatChoosesFromAnotherQueryIsInvalid(t *testing.T) {
-	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
-		w := &world{db: db, gdb: migrated(t, db), table: "parcels"}
-		parcels(t, w.gdb, 2)
-		before := w.contents(t)
-		for what, scope := range map[string]func(*gorm.DB) *gorm.DB{
-			"a query": func(db *gorm.DB) *gorm.DB {
-				return db.Table("(?)", db.Session(&gorm.Session{NewDB: true}).Model(&parcel{}).Where("weight = 2"))
-			},
-			"a query with a name": func(db *gorm.DB) *gorm.DB { return db.Table("(SELECT * FROM parcels WHERE weight = 2) AS parcels") },
-			"two tables":          func(db *gorm.DB) *gorm.DB { return db.Table("parcels, stops") },
-		} {
-			if h, err := w.tryNext(t, "A", scope); !errors.Is(err, lease.ErrInvalid) {
-				t.Errorf("%s: %v, %v", what, h, err)
-			}
-		}
-		if after := w.contents(t); after != before {
-			t.Errorf("the rows were\n%s and are\n%s", before, after)
-		}
-	})
-}
-
-func TestARenewalKeepsARowsPlaceInTheQueue(t *testing.T) {
-	withParcels(t, 2, func(t *testing.T, w *world) {
-		first := w.parcel(t, 1, "A")
-		w.pass(time.Second)
-		w.parcel(t, 2, "A")
-		w.pass(time.Second)
-		must(t, first.Renew(t.Context()))
-		w.pass(2 * time.Minute)
-		for _, want := range []uint{1, 2} {
-			if id := w.next(t, "B").Item().ID; id != want {
-				t.Errorf("it took %d, not %d", id, want)
-			}
-		}
-	})
-}
-
-func TestRenewalsByAClockThatWasSetBackALittleNeverTakeTheExpiryBack(t *testing.T) { // C69
-	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
-		w := newWorld(t, db, fresh(t, db)).byTheCallers()
-		h := w.claim(t, "A")
-		for _, ago := range []time.Duration{5, 3, 4} {
-			w.pass(-ago * time.Second)
-			must(t, h.Renew(t.Context()))
-			if it := w.load(t); !it.ExpiresAt.Equal(noon.Add(time.Minute)) || !it.RenewedAt.Equal(noon) {
-				t.Errorf("a renewal by a clock %d s ago makes it %s", ago, shows(it))
-			}
-			w.pass(ago * time.Second)
-		}
-		w.agrees(t, "after such renewals", h)
-	})
-}
-
-func TestARenewalByAClockThatWasFarAheadIsOfTheTimeItIsNow(t *testing.T) {
-	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
-		w := newWorld(t, db, fresh(t, db)).byTheCallers()
-		h := w.claim(t, "A")
-		w.pass(-time.Hour)
-		must(t, h.Renew(t.Context()))
-		now := noon.Add(-time.Hour)
-		if it := w.load(t); !it.ExpiresAt.Equal(now.Add(time.Minute)) || !it.RenewedAt.Equal(now) {
-			t.Errorf("it is %s", shows(it))
-		}
-		w.agrees(t, "after it", h)
-	})
-}
-
-// through is a handle on db by a pool of the test's.
-func through(t *testing.T, db *dbtest.Database, pool gorm.ConnPool) *gorm.DB {
-	t.Helper()
-	dialector := sqlite.New(sqlite.Config{Conn: pool})
-	if db.Backend == dbtest.BackendPostgres {
-		dialector = postgres.New(postgres.Config{Conn: pool})
-	}
-	gdb, err := gorm.Open(dialector, &gorm.Config{Logger: logger.Discard})
-	must(t, err)
-	return gdb
-}
-
-func TestALateSaveOfAModelNeverReplacesANewerOne(t *testing.T) { // C80
-	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
-		clean := migrated(t, db)
-		parcels(t, clean, 1)
-		pool := &lossy{DB: db.SQL(t)}
-		h := (&world{db: db, gdb: through(t, db, pool), table: "parcels"}).parcel(t, 1, "A")
-		weighing := func(n int) parcel {
-			p := h.Item()
-			p.Weight = n
-			return p
-		}
-		weighs := func(n int) {
-			t.Helper()
-			if got := stored(t, clean, 1); got.Weight != n {
-				t.Errorf("it weighs %d, not %d", got.Weight, n)
-			}
-		}
-		pool.fate = delayed
-		mustBe(t, h.Save(t.Context(), weighing(11)), errNoReply)
-		pool.fate = unheard
-		mustBe(t, h.Save(t.Context(), weighing(12), "weight"), errNoReply)
-		pool.land(t, 0)
-		weighs(12)
-		pool.fate = answered
-		must(t, h.Save(t.Context(), weighing(13)))
-		pool.land(t, 0)
-		weighs(13)
-		must(t, clean.Transaction(func(tx *gorm.DB) error { return h.SaveIn(tx, weighing(14)) }))
-		pool.land(t, 0)
-		weighs(14)
-		must(t, h.Save(t.Context(), weighing(15)))
-		if got := stored(t, clean, 1); asRead(h.Item()) != asRead(got) {
-			t.Errorf("Item is\n%s, and the row\n%s", asRead(h.Item()), asRead(got))
-		}
-	})
-}
-
-// A tardy pool keeps the reply to its first renewal until the test lets it go.
-type tardy struct {
-	*sql.DB
-	first         atomic.Bool
-	carried, goes chan struct{}
-}
-
-func (p *tardy) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
-	rows, err := p.DB.QueryContext(ctx, query, args...)
-	if strings.HasPrefix(query, "UPDATE") && p.first.CompareAndSwap(true, false) {
-		close(p.carried)
-		<-p.goes
-	}
-	return rows, err
-}
-
-func TestTheReplyToAnEarlierRenewalTakesNothingBackInItem(t *testing.T) { // C69
-	db := dbtest.Postgres(t) // which carries a statement out before anybody reads the reply
-	w := newWorld(t, db, fresh(t, db)).byTheCallers()
-	pool := &tardy{DB: db.SQL(t), carried: make(chan struct{}), goes: make(chan struct{})}
-	w.gdb = through(t, db, pool)
-	h := w.claim(t, "A")
-	pool.first.Store(true)
-	w.pass(time.Second)
-	earlier := make(chan error, 1)
-	go func() { earlier <- h.Renew(t.Context()) }()
-	<-pool.carried
-	w.pass(time.Second)
-	must(t, h.Renew(t.Context()))
-	w.agrees(t, "after the later reply", h)
-	close(pool.goes)
-	must(t, <-earlier)
-	w.agrees(t, "after the earlier reply", h)
-}
-
 func TestHooksOfASaveSeeTheClaimWhateverTheCallerGave(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		gdb := withHooks(t, db)
@@ -438,25 +222,6 @@ func TestHooksOfASaveSeeTheClaimWhateverTheCallerGave(t *testing.T) {
 		must(t, h.Save(ctx, given))
 		if given.Epoch != 9 || given.ID != 0 {
 			t.Errorf("the caller's copy is %+v", given)
-		}
-	})
-}
-
-func TestAnotherWritersGORMSaveOfAnOldRowCostsTheClaimItsNextSave(t *testing.T) { // as documented
-	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
-		gdb := withRow(t, db, byBytes{ID: []byte("key")})
-		h, err := lease.ClaimAs[byBytes](t.Context(), gdb, []byte("key"), "A", "", time.Minute, nil)
-		must(t, err)
-		var read byBytes
-		must(t, gdb.First(&read).Error)
-		must(t, h.Save(t.Context(), h.Item()))
-		read.Text = "by another"
-		must(t, gdb.Save(&read).Error)
-		it := h.Item()
-		it.Text = "by the claim"
-		mustBe(t, h.Save(t.Context(), it), lease.ErrLost)
-		if text := ask[string](t, gdb, "SELECT text FROM by_bytes"); text != "by another" {
-			t.Errorf("the row says %q", text)
 		}
 	})
 }
@@ -489,51 +254,6 @@ func TestHandlesThatNameAColumnDifferentlyEachUseTheirOwn(t *testing.T) { // C26
 			t.Errorf("the weight is %d, and the mass %d", weight, mass)
 		}
 	})
-}
-
-func TestScopesThatReadAlikeEachHaveTheirOwnChoice(t *testing.T) {
-	withParcels(t, 3, func(t *testing.T, w *world) {
-		for id, weighs := range map[uint]string{1: "weight = 1", 2: "weight = 2", 3: "weight = 3"} {
-			if got := w.next(t, "A", func(db *gorm.DB) *gorm.DB { return db.Where(weighs) }).Item().ID; got != id {
-				t.Errorf("%s: it took %d", weighs, got)
-			}
-		}
-	})
-}
-
-func TestClaimNextLooksAgainForAsLongAsOthersAreFaster(t *testing.T) {
-	for what, test := range map[string]struct {
-		meanwhile func(t *testing.T, other *world) // between a look and the claim, twice
-		want      uint
-	}{
-		"at one row after another": {func(t *testing.T, other *world) { other.next(t, "B") }, 3},
-		"at the same row": {func(t *testing.T, other *world) {
-			h := other.parcel(t, 1, "B")
-			must(t, h.Release(t.Context()))
-			exec(t, other.gdb, "UPDATE parcels SET claim_acquired_at = 0")
-		}, 1},
-	} {
-		t.Run(what, func(t *testing.T) {
-			db := dbtest.SQLite(t) // which has no rows that are locked, to be passed over
-			other := &world{db: db, gdb: migrated(t, db), table: "parcels"}
-			parcels(t, other.gdb, 3)
-			exec(t, other.gdb, "UPDATE parcels SET claim_acquired_at = id - 1")
-			gdb, spy := spied(t, db)
-			raced := 0
-			spy.fail = func(query string) error {
-				if strings.HasPrefix(query, "UPDATE") && raced < 2 {
-					raced++
-					test.meanwhile(t, other)
-				}
-				return nil
-			}
-			h, err := lease.ClaimNext[parcel](t.Context(), gdb, "A", "", time.Minute, nil)
-			must(t, err)
-			if h.Item().ID != test.want || raced != 2 {
-				t.Errorf("after %d races it took %s", raced, asRead(h.Item()))
-			}
-		})
-	}
 }
 
 func TestAHookOfAClaimReadsThePrimaryAndBeginsEachStatementAnew(t *testing.T) {
@@ -583,41 +303,6 @@ func TestAHookOfAClaimMayUseTheOnlyConnection(t *testing.T) { // C34, C35
 		must(t, err)
 		if n := notes(t, gdb); n != 2 {
 			t.Errorf("%d notes were written", n)
-		}
-	})
-}
-
-func TestACharacterIsEscapedInEitherCaseAndByBothOfItsHalves(t *testing.T) {
-	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
-		gdb := db.Open(t)
-		if err := lease.EnsureSchema(gdb); err != nil {
-			t.Fatal(err)
-		}
-		for payload, valid := range map[string]bool{
-			`"\ud83d\ude00"`: true, `"\uD83D\uDE00"`: true, `"\udabc\udc00"`: true, `"\uDABC\uDFFF"`: true, `"\uDBFF\udfff"`: true,
-			`"\ud83d"`: false, `"\uD83D"`: false, `"\ude00"`: false, `"\uDE00"`: false, `"\uDFFF\uDBFF"`: false, `"\udc00"`: false,
-			`"\ud83d\\\ude00"`: false, `"\ud83d\ud83d\ude00\ude00"`: false, `"\\\ude00"`: false, `"\\ude00"`: true,
-		} {
-			err := lease.Create(t.Context(), gdb, lease.Item{Key: payload, Payload: json.RawMessage(payload)})
-			if valid && err != nil || !valid && !errors.Is(err, lease.ErrInvalid) {
-				t.Errorf("%s: %v", payload, err)
-			}
-		}
-	})
-}
-
-func TestASaveOfARowWithHooksIsLostOnceTheRowBearsTheClaimNoMore(t *testing.T) {
-	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
-		gdb := withRow(t, db, housed{ID: 1})
-		for _, change := range []string{
-			"UPDATE houseds SET claim_epoch = claim_epoch + 1", "UPDATE houseds SET claim_owner = 'B'", "DELETE FROM houseds",
-		} {
-			must(t, gdb.Exec("UPDATE houseds SET claim_owner = ''").Error)
-			h := claimHoused(t, gdb)
-			must(t, gdb.Exec(change).Error)
-			if err := h.Save(t.Context(), h.Item()); !errors.Is(err, lease.ErrLost) {
-				t.Errorf("after %s: %v", change, err)
-			}
 		}
 	})
 }
@@ -679,31 +364,6 @@ func TestAFieldsConditionMayHaveAnyNumberAndNULL(t *testing.T) {
 			if _, err := lease.ClaimAs[levelled](t.Context(), gdb, id, "A", "", time.Minute, nil); !errors.Is(err, want) {
 				t.Errorf("row %d: %v", id, err)
 			}
-		}
-	})
-}
-
-func TestAnItemOfGORMsHasAPayloadThatIsNull(t *testing.T) {
-	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
-		gdb := db.Open(t)
-		must(t, lease.EnsureSchema(gdb))
-		must(t, gdb.Create(&lease.Item{Key: "k"}).Error)
-		it, _, err := lease.Load(t.Context(), gdb, "k")
-		if err != nil || string(it.Payload) != "null" {
-			t.Errorf("written without one: %q, %v", it.Payload, err)
-		}
-		var none lease.Item
-		if err := gdb.Raw("SELECT 'k' AS key, NULL AS payload").Scan(&none).Error; err != nil || string(none.Payload) != "null" {
-			t.Errorf("read where there is none, as an outer join does: %q, %v", none.Payload, err)
-		}
-	})
-}
-
-func TestAnErrorNamesAKeyOfBytesAsText(t *testing.T) {
-	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
-		_, err := lease.ClaimAs[lease.Item](t.Context(), db.Open(t), []byte("b\x01"), "A", "", 0, nil)
-		if want := `lease: claim "b\x01": `; err == nil || !strings.HasPrefix(err.Error(), want) {
-			t.Errorf("%v does not begin with %s", err, want)
 		}
 	})
 }

@@ -1,10 +1,14 @@
 package spec
 
 import (
+	"context"
+	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"gorm.io/gorm"
+	"gorm.io/gorm/clause"
 
 	"github.com/sqllease/lease"
 )
@@ -38,4 +42,93 @@ func works(t *testing.T, gdb *gorm.DB) {
 	if s, err = lease.Find(ctx, gdb, "life"); err != nil || s.Holder != "C" || s.Epoch != 3 || !s.AcquiredAt.Equal(now.Add(2*time.Minute).Truncate(time.Microsecond)) {
 		t.Fatalf("Find is %+v, %v", s, err)
 	}
+}
+
+// itemsWork runs items through their lives on a handle: whatever the handle carries, it must behave as a clean one.
+func itemsWork(t *testing.T, gdb *gorm.DB) {
+	t.Helper()
+	ctx := t.Context()
+	var passed atomic.Int64
+	now := func() time.Time { return noon.Add(time.Duration(passed.Load())) }
+	claim := func(owner string, want error) *lease.Holder {
+		t.Helper()
+		h, err := lease.Claim(ctx, gdb, "life", owner, "s", time.Minute, now)
+		if !errors.Is(err, want) {
+			t.Fatalf("the claim of %s is %v", owner, err)
+		}
+		return h
+	}
+	must(t, lease.Create(ctx, gdb, lease.Item{Key: "life", Payload: payload(1)}))
+	mustBe(t, lease.Create(ctx, gdb, lease.Item{Key: "life", Payload: payload(2)}), gorm.ErrDuplicatedKey)
+	h := claim("A", nil)
+	claim("B", lease.ErrHeld)
+	passed.Store(int64(40 * time.Second))
+	must(t, h.Renew(ctx))
+	must(t, h.Save(ctx, with(h, 3)))
+	passed.Store(int64(80 * time.Second))
+	claim("B", lease.ErrHeld)
+	is(t, h.Item(), 3)
+	passed.Store(int64(100 * time.Second))
+	next, err := lease.ClaimNext[lease.Item](ctx, gdb, "B", "s", time.Minute, now)
+	must(t, err)
+	if it := next.Item(); it.Key != "life" || it.Owner != "B" || it.Epoch != 2 || it.Attempts != 2 || !it.AcquiredAt.Equal(now()) || !next.Expired() {
+		t.Errorf("ClaimNext is %s, Expired %v", shows(it), next.Expired())
+	}
+	is(t, next.Item(), 3)
+	mustBe(t, h.Save(ctx, with(h, 4)), lease.ErrLost)
+	mustBe(t, h.Release(ctx), lease.ErrLost)
+	it := with(next, 5)
+	it.Done = true
+	must(t, next.Save(ctx, it, "payload"))
+	must(t, next.Release(ctx))
+	claim("A", lease.ErrDone)
+	_, err = lease.ClaimNext[lease.Item](ctx, gdb, "A", "", time.Minute, now)
+	mustBe(t, err, gorm.ErrRecordNotFound)
+	it, _, err = lease.Load(ctx, gdb, "life")
+	must(t, err)
+	want := lease.Claimable{Epoch: 2, Revision: 4, AcquiredAt: now(), RenewedAt: now(), ExpiresAt: now(), Done: true}
+	if string(it.Payload) != string(payload(5)) || it.Claimable != want {
+		t.Errorf("in the end it is %s", shows(it))
+	}
+}
+
+// strange is what a caller's handle may carry.
+var strange = map[string]func(db *gorm.DB) *gorm.DB{
+	"nothing":      func(db *gorm.DB) *gorm.DB { return db },
+	"Where":        func(db *gorm.DB) *gorm.DB { return db.Where("1 = 0") },
+	"Model":        func(db *gorm.DB) *gorm.DB { return db.Model(&lease.Record{}) },
+	"Limit":        func(db *gorm.DB) *gorm.DB { return db.Limit(0).Offset(5) },
+	"Table":        func(db *gorm.DB) *gorm.DB { return db.Table("strangers") },
+	"Select":       func(db *gorm.DB) *gorm.DB { return db.Select("key") },
+	"Omit":         func(db *gorm.DB) *gorm.DB { return db.Omit("payload", "claim_epoch", "Done") },
+	"Joins, Group": func(db *gorm.DB) *gorm.DB { return db.Joins("JOIN strangers ON 1 = 0").Group("id").Having("1 = 0") },
+	"Scopes":       func(db *gorm.DB) *gorm.DB { return db.Scopes(func(db *gorm.DB) *gorm.DB { return db.Where("1 = 0") }) },
+	"Clauses": func(db *gorm.DB) *gorm.DB {
+		return db.Clauses(clause.OnConflict{DoNothing: true}, clause.Returning{}, clause.Locking{Strength: "UPDATE"})
+	},
+	"Unscoped, Order": func(db *gorm.DB) *gorm.DB { return db.Unscoped().Order("nowhere").Distinct() },
+	"Attrs, Assign":   func(db *gorm.DB) *gorm.DB { return db.Attrs("key", "x").Assign("claim_owner", "x") },
+	"Raw":             func(db *gorm.DB) *gorm.DB { return db.Raw("SELECT 1") },
+	"Preload":         func(db *gorm.DB) *gorm.DB { return db.Preload("Nothing") },
+	"a sticky error": func(db *gorm.DB) *gorm.DB {
+		tx := db.Session(&gorm.Session{})
+		_ = tx.AddError(errors.New("sticky"))
+		return tx
+	},
+	"a failed statement's error": func(db *gorm.DB) *gorm.DB { return db.Exec("nonsense") },
+	"a cancelled context": func(db *gorm.DB) *gorm.DB {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		return db.WithContext(ctx)
+	},
+	"PrepareStmt":            func(db *gorm.DB) *gorm.DB { return db.Session(&gorm.Session{PrepareStmt: true}) },
+	"SkipDefaultTransaction": func(db *gorm.DB) *gorm.DB { return db.Session(&gorm.Session{SkipDefaultTransaction: true}) },
+	"SkipHooks":              func(db *gorm.DB) *gorm.DB { return db.Session(&gorm.Session{SkipHooks: true}) },
+	"every other setting": func(db *gorm.DB) *gorm.DB {
+		return db.Session(&gorm.Session{
+			NewDB: true, Initialized: true, DisableNestedTransaction: true, AllowGlobalUpdate: true,
+			FullSaveAssociations: true, PropagateUnscoped: true, QueryFields: true, CreateBatchSize: 1,
+		})
+	},
+	"PropagateUnscoped and Unscoped": func(db *gorm.DB) *gorm.DB { return db.Session(&gorm.Session{PropagateUnscoped: true}).Unscoped() },
 }

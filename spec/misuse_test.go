@@ -1,7 +1,6 @@
 package spec
 
 import (
-	"context"
 	"testing"
 	"time"
 
@@ -34,12 +33,6 @@ type renamesItself struct {
 func (r *renamesItself) BeforeUpdate(*gorm.DB) error {
 	r.ID = 77
 	return nil
-}
-
-type softlyGone struct {
-	ID        int64 `gorm:"primaryKey;autoIncrement:false"`
-	DeletedAt gorm.DeletedAt
-	lease.Claimable
 }
 
 // withRow makes the table of a model, with one row.
@@ -93,47 +86,6 @@ func TestAHookThatChangesTheKeyIsInvalidAndCostsNoClaim(t *testing.T) {
 		h, err := lease.ClaimAs[renamesItself](t.Context(), gdb, 1, "A", "", time.Minute, nil)
 		must(t, err)
 		mustBe(t, h.Save(t.Context(), h.Item()), lease.ErrInvalid)
-		must(t, h.Renew(t.Context()))
-	})
-}
-
-func TestARowThatIsSoftlyDeletedIsAClaimThatIsLost(t *testing.T) {
-	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
-		gdb := withRow(t, db, softlyGone{ID: 1})
-		h, err := lease.ClaimAs[softlyGone](t.Context(), gdb, 1, "A", "", time.Minute, nil)
-		must(t, err)
-		mustBe(t, h.Run(t.Context(), func(context.Context) error { return gdb.Delete(&softlyGone{}, 1).Error }), lease.ErrLost)
-	})
-}
-
-func TestAnotherWritersGORMSaveFreesNoClaim(t *testing.T) {
-	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
-		gdb := withRow(t, db, byBytes{ID: []byte("key")})
-		var read byBytes
-		must(t, gdb.First(&read).Error)
-		h, err := lease.ClaimAs[byBytes](t.Context(), gdb, []byte("key"), "A", "", time.Minute, nil)
-		must(t, err)
-		read.Text = "by another"
-		must(t, gdb.Save(&read).Error) // all of a row that was read before the claim
-		_, err = lease.ClaimAs[byBytes](t.Context(), gdb, []byte("key"), "B", "", time.Minute, nil)
-		mustBe(t, err, lease.ErrHeld)
-		must(t, h.Renew(t.Context()))
-		must(t, h.Release(t.Context()))
-	})
-}
-
-func TestAClockOutOfRangeIsInvalidAtEveryStatement(t *testing.T) {
-	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
-		gdb := fresh(t, db)
-		now := noon
-		must(t, lease.Create(t.Context(), gdb, lease.Item{Key: "k"}))
-		h, err := lease.Claim(t.Context(), gdb, "k", "A", "", time.Minute, func() time.Time { return now })
-		must(t, err)
-		now = time.Date(300_000, 1, 1, 0, 0, 0, 0, time.UTC)
-		mustBe(t, h.Renew(t.Context()), lease.ErrInvalid)
-		mustBe(t, h.Save(t.Context(), h.Item()), lease.ErrInvalid)
-		mustBe(t, h.Release(t.Context()), lease.ErrInvalid)
-		now = noon
 		must(t, h.Renew(t.Context()))
 	})
 }

@@ -11,7 +11,6 @@ import (
 	"reflect"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -351,6 +350,7 @@ type counting struct{ field *schema.Field }
 func (counting) Name() string               { return "" }
 func (counting) Build(clause.Builder)       {}
 func (counting) MergeClause(*clause.Clause) {}
+
 func (c counting) ModifyStatement(s *gorm.Statement) {
 	if _, counted := s.Clauses["counted"]; counted {
 		return
@@ -398,6 +398,7 @@ func TestAFieldWithAWayOfItsOwnToBeUpdatedIsUpdatedSo(t *testing.T) {
 type editing struct{}
 
 func (editing) Name() string { return "editing" }
+
 func (editing) Initialize(db *gorm.DB) error {
 	return db.Callback().Update().Before("gorm:update").Register("editing", func(db *gorm.DB) {
 		if len(db.Statement.Selects) > 0 {
@@ -535,6 +536,7 @@ type uid [4]byte
 
 func (u uid) Value() (driver.Value, error) { return hex.EncodeToString(u[:]), nil }
 func (uid) GormDataType() string           { return "text" }
+
 func (u *uid) Scan(v any) error {
 	_, err := hex.Decode(u[:], []byte(fmt.Sprintf("%s", v)))
 	return err
@@ -778,6 +780,7 @@ func (h *hooked) BeforeSave(tx *gorm.DB) error   { return h.call("BeforeSave", t
 func (h *hooked) BeforeUpdate(tx *gorm.DB) error { return h.call("BeforeUpdate", tx) }
 func (h *hooked) AfterUpdate(tx *gorm.DB) error  { return h.call("AfterUpdate", tx) }
 func (h *hooked) AfterSave(tx *gorm.DB) error    { return h.call("AfterSave", tx) }
+
 func (h *hooked) AfterFind(tx *gorm.DB) error {
 	h.Found = fmt.Sprintf("%s %d", h.Owner, h.Epoch)
 	return h.call("AfterFind", tx)
@@ -1240,404 +1243,5 @@ func TestAModelMayEmbedAnItem(t *testing.T) {
 		if extra := ask[string](t, gdb, "SELECT extra FROM lease_items"); extra != "more" || got.UpdatedAt != h.Item().UpdatedAt {
 			t.Errorf("the extra is %q; it was updated at %v, and by Item at %v", extra, got.UpdatedAt, h.Item().UpdatedAt)
 		}
-	})
-}
-
-// ClaimNext
-
-func TestClaimNextTakesWhatNobodyClaimedAndThenWhatWasClaimedTheLongestAgo(t *testing.T) {
-	withParcels(t, 5, func(t *testing.T, w *world) {
-		for _, id := range []uint{3, 1, 5} {
-			h := w.parcel(t, id, "A")
-			w.pass(time.Second)
-			if id == 1 { // renewed, saved and released last, but claimed before 5
-				defer func() {
-					if t.Failed() {
-						t.Logf("1 is %s", asRead(stored(t, w.gdb, 1)))
-					}
-				}()
-				w.parcel(t, 5, "A")
-				must(t, h.Renew(t.Context()))
-				must(t, h.Save(t.Context(), h.Item()))
-				must(t, h.Release(t.Context()))
-			}
-		}
-		w.pass(2 * time.Minute)
-		var order []uint
-		for range 5 {
-			h := w.next(t, "B")
-			order = append(order, h.Item().ID)
-			if expired := h.Item().ID == 3 || h.Item().ID == 5; h.Expired() != expired || h.Item().Claimable.Owner != "B" {
-				t.Errorf("Expired is %v of %s", h.Expired(), asRead(h.Item()))
-			}
-			w.pass(time.Second)
-		}
-		slices.Sort(order[:2])
-		if want := []uint{2, 4, 3, 1, 5}; !slices.Equal(order, want) {
-			t.Errorf("they came as %v, not %v", order, want)
-		}
-		_, err := w.tryNext(t, "C")
-		mustBe(t, err, gorm.ErrRecordNotFound)
-	})
-}
-
-func TestAnItemWhoseWorkersDieGoesToTheBackOfTheQueue(t *testing.T) {
-	withParcels(t, 2, func(t *testing.T, w *world) {
-		poison := w.next(t, "A").Item().ID
-		w.pass(time.Hour)
-		for range 3 {
-			h := w.next(t, "A") // the other one
-			if h.Item().ID == poison {
-				t.Fatalf("it came before the other one: %s", asRead(h.Item()))
-			}
-			must(t, h.Release(t.Context()))
-			w.pass(time.Hour)
-			if h = w.next(t, "A"); h.Item().ID != poison || !h.Expired() {
-				t.Fatalf("it did not come: %s", asRead(h.Item()))
-			}
-			w.pass(time.Hour)
-		}
-		if p := stored(t, w.gdb, poison); p.Attempts != 4 || p.Epoch != 4 {
-			t.Errorf("it reads %s", asRead(p))
-		}
-	})
-}
-
-func TestClaimNextPassesOverWhatIsLiveOrDone(t *testing.T) {
-	withParcels(t, 4, func(t *testing.T, w *world) {
-		w.parcel(t, 1, "A")
-		h := w.parcel(t, 2, "A")
-		p := h.Item()
-		p.Done = true
-		must(t, h.Save(t.Context(), p))
-		w.pass(50 * time.Second)
-		w.parcel(t, 3, "A")
-		for _, owner := range []string{"B", "A"} { // its own live claims neither
-			before := asRead(stored(t, w.gdb, 1)) + asRead(stored(t, w.gdb, 3))
-			if owner == "B" {
-				if id := w.next(t, owner).Item().ID; id != 4 {
-					t.Errorf("it took %d", id)
-				}
-			}
-			_, err := w.tryNext(t, owner)
-			mustBe(t, err, gorm.ErrRecordNotFound)
-			if after := asRead(stored(t, w.gdb, 1)) + asRead(stored(t, w.gdb, 3)); after != before {
-				t.Errorf("live ones became %s", after)
-			}
-		}
-		w.pass(10 * time.Second)
-		if h := w.next(t, "B"); h.Item().ID != 1 || !h.Expired() || h.Epoch() != 2 {
-			t.Errorf("it took %s, Expired %v", asRead(h.Item()), h.Expired())
-		}
-		w.pass(time.Hour)
-		for range 3 { // 1, 3 and 4
-			if id := w.next(t, "C").Item().ID; id == 2 {
-				t.Error("it took what is done")
-			}
-		}
-		_, err := w.tryNext(t, "C")
-		mustBe(t, err, gorm.ErrRecordNotFound)
-	})
-}
-
-func TestScopesNarrowTheChoice(t *testing.T) {
-	smiths := func(db *gorm.DB) *gorm.DB {
-		return db.Joins("JOIN customers ON customers.id = parcels.customer_id").Where("customers.name = ?", "Smith")
-	}
-	tests := map[string]struct {
-		scopes []func(*gorm.DB) *gorm.DB
-		want   []uint
-	}{
-		"none":             {nil, []uint{1, 2, 3, 4}},
-		"one that is idle": {[]func(*gorm.DB) *gorm.DB{func(db *gorm.DB) *gorm.DB { return db }}, []uint{1, 2, 3, 4}},
-		"Where":            {[]func(*gorm.DB) *gorm.DB{func(db *gorm.DB) *gorm.DB { return db.Where("weight > ?", 2) }}, []uint{3, 4}},
-		"Where of a model": {[]func(*gorm.DB) *gorm.DB{func(db *gorm.DB) *gorm.DB { return db.Where(&parcel{Weight: 2}) }}, []uint{2}},
-		"Where of a map":   {[]func(*gorm.DB) *gorm.DB{func(db *gorm.DB) *gorm.DB { return db.Where(map[string]any{"weight": []int{1, 4}}) }}, []uint{1, 4}},
-		"Not":              {[]func(*gorm.DB) *gorm.DB{func(db *gorm.DB) *gorm.DB { return db.Not("weight = 1") }}, []uint{2, 3, 4}},
-		"Where and Or":     {[]func(*gorm.DB) *gorm.DB{func(db *gorm.DB) *gorm.DB { return db.Where("weight = 1").Or("weight = 3") }}, []uint{1, 3}},
-		"Or alone":         {[]func(*gorm.DB) *gorm.DB{func(db *gorm.DB) *gorm.DB { return db.Or("weight = 3") }}, []uint{3}},
-		"a named parameter": {[]func(*gorm.DB) *gorm.DB{func(db *gorm.DB) *gorm.DB {
-			return db.Where("weight = @w", sql.Named("w", 4))
-		}}, []uint{4}},
-		"two": {[]func(*gorm.DB) *gorm.DB{
-			func(db *gorm.DB) *gorm.DB { return db.Where("weight > 1") }, func(db *gorm.DB) *gorm.DB { return db.Where("weight < 3") },
-		}, []uint{2}},
-		"Scopes in a scope": {[]func(*gorm.DB) *gorm.DB{func(db *gorm.DB) *gorm.DB {
-			return db.Scopes(func(db *gorm.DB) *gorm.DB { return db.Where("weight = 3") })
-		}}, []uint{3}},
-		"Joins": {[]func(*gorm.DB) *gorm.DB{smiths}, []uint{2, 3}},
-		"Joins with a parameter": {[]func(*gorm.DB) *gorm.DB{func(db *gorm.DB) *gorm.DB {
-			return db.Joins("JOIN customers ON customers.id = parcels.customer_id AND customers.name = ?", "Jones")
-		}}, []uint{4}},
-		"Joins of an association": {[]func(*gorm.DB) *gorm.DB{func(db *gorm.DB) *gorm.DB {
-			return db.Joins("Customer").Where(map[string]any{"Customer.name": "Smith"})
-		}}, []uint{2, 3}},
-		"InnerJoins of an association": {[]func(*gorm.DB) *gorm.DB{func(db *gorm.DB) *gorm.DB { return db.InnerJoins("Customer") }}, []uint{2, 3, 4}},
-		"a join with many rows for one": {[]func(*gorm.DB) *gorm.DB{func(db *gorm.DB) *gorm.DB {
-			return db.Joins("JOIN stops ON stops.parcel_id = parcels.id")
-		}}, []uint{3}},
-		"a left join": {[]func(*gorm.DB) *gorm.DB{func(db *gorm.DB) *gorm.DB {
-			return db.Joins("LEFT JOIN customers ON customers.id = parcels.customer_id").Where("customers.id IS NULL")
-		}}, []uint{1}},
-		"a query in it": {[]func(*gorm.DB) *gorm.DB{func(db *gorm.DB) *gorm.DB {
-			return db.Where("customer_id IN (?)", db.Session(&gorm.Session{NewDB: true}).Model(&customer{}).Select("id").Where("name = 'Jones'"))
-		}}, []uint{4}},
-	}
-	withParcels(t, 0, func(t *testing.T, w *world) {
-		for what, test := range tests {
-			t.Run(what, func(t *testing.T) {
-				afresh(t, w.gdb, 4)
-				for id, name := range map[uint]string{2: "Smith", 3: "Smith", 4: "Jones"} {
-					must(t, w.gdb.Create(&customer{ID: id, Name: name}).Error)
-					exec(t, w.gdb, "UPDATE parcels SET customer_id = id WHERE id = ?", id)
-				}
-				must(t, w.gdb.Create([]stop{{ParcelID: 3, Town: "Oslo"}, {ParcelID: 3, Town: "Bergen"}, {ParcelID: 3, Town: "Voss"}}).Error)
-				var took []uint
-				for range test.want {
-					h, err := w.tryNext(t, "A", test.scopes...)
-					if err != nil {
-						t.Fatalf("after %v: %v", took, err)
-					}
-					took = append(took, h.Item().ID)
-				}
-				if slices.Sort(took); !slices.Equal(took, test.want) {
-					t.Errorf("it took %v, not %v", took, test.want)
-				}
-				_, err := w.tryNext(t, "A", test.scopes...)
-				mustBe(t, err, gorm.ErrRecordNotFound)
-			})
-		}
-	})
-}
-
-func TestNoScopeWidensTheChoice(t *testing.T) {
-	scopes := map[string]func(*gorm.DB) *gorm.DB{
-		"Or":                         func(db *gorm.DB) *gorm.DB { return db.Or("1 = 1") },
-		"Where and Or":               func(db *gorm.DB) *gorm.DB { return db.Where("weight = 99").Or("1 = 1") },
-		"Or first":                   func(db *gorm.DB) *gorm.DB { return db.Or("weight > 0").Where("weight < 99").Or("1 = 1") },
-		"an OR in the text":          func(db *gorm.DB) *gorm.DB { return db.Where("weight = 99 OR 1 = 1") },
-		"an or in the text":          func(db *gorm.DB) *gorm.DB { return db.Where("weight = 99 or 1 = 1") },
-		"an OR on a line of its own": func(db *gorm.DB) *gorm.DB { return db.Where("weight = 99\nOR\n1 = 1") },
-		"an OR after a tab":          func(db *gorm.DB) *gorm.DB { return db.Where("weight = 99\tOR 1 = 1") },
-		"an OR between parentheses":  func(db *gorm.DB) *gorm.DB { return db.Where("(weight = 99)OR(1 = 1)") },
-		"an OR after an AND":         func(db *gorm.DB) *gorm.DB { return db.Where("weight = 99\nAND weight = 98\nOR 1 = 1").Where("1 = 1") },
-		"an OR in Scopes":            func(db *gorm.DB) *gorm.DB { return db.Scopes(func(db *gorm.DB) *gorm.DB { return db.Or("1 = 1") }) },
-		"Not":                        func(db *gorm.DB) *gorm.DB { return db.Not("weight = 99\nOR 1 = 0") },
-		"an OR in a join": func(db *gorm.DB) *gorm.DB {
-			return db.Joins("JOIN customers ON customers.id = parcels.customer_id\nOR 1 = 1")
-		},
-	}
-	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
-		gdb := migrated(t, db)
-		for what, scope := range scopes {
-			t.Run(what, func(t *testing.T) {
-				afresh(t, gdb, 3)
-				must(t, gdb.Create(&customer{ID: 1, Name: "Smith"}).Error)
-				w := (&world{db: db, gdb: gdb, table: "parcels"}).byTheCallers()
-				w.parcel(t, 1, "A")
-				h := w.parcel(t, 2, "A")
-				p := h.Item()
-				p.Done = true
-				must(t, h.Save(t.Context(), p))
-				must(t, gdb.Delete(&parcel{}, 3).Error)
-				before := w.contents(t)
-				if h, err := w.tryNext(t, "B", scope); !errors.Is(err, gorm.ErrRecordNotFound) {
-					t.Errorf("it took %v, %v", h, err)
-				}
-				if after := w.contents(t); after != before {
-					t.Errorf("the rows were\n%s and are\n%s", before, after)
-				}
-			})
-		}
-	})
-}
-
-func TestAScopeThatDoesMoreThanNarrowIsInvalid(t *testing.T) {
-	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
-		w := &world{db: db, gdb: migrated(t, db), table: "parcels"}
-		parcels(t, w.gdb, 2)
-		before := w.contents(t)
-		for what, scope := range map[string]func(*gorm.DB) *gorm.DB{
-			"Order":             func(db *gorm.DB) *gorm.DB { return db.Order("weight DESC") },
-			"Limit":             func(db *gorm.DB) *gorm.DB { return db.Limit(5) },
-			"Offset":            func(db *gorm.DB) *gorm.DB { return db.Offset(1) },
-			"Select":            func(db *gorm.DB) *gorm.DB { return db.Select("id") },
-			"Omit":              func(db *gorm.DB) *gorm.DB { return db.Omit("weight") },
-			"Distinct":          func(db *gorm.DB) *gorm.DB { return db.Distinct() },
-			"Unscoped":          func(db *gorm.DB) *gorm.DB { return db.Unscoped() },
-			"Group":             func(db *gorm.DB) *gorm.DB { return db.Group("weight") },
-			"Having":            func(db *gorm.DB) *gorm.DB { return db.Group("weight").Having("1 = 1") },
-			"Preload":           func(db *gorm.DB) *gorm.DB { return db.Preload("Stops") },
-			"Table":             func(db *gorm.DB) *gorm.DB { return db.Table("stops") },
-			"another Model":     func(db *gorm.DB) *gorm.DB { return db.Model(&stop{}) },
-			"Raw":               func(db *gorm.DB) *gorm.DB { return db.Raw("SELECT 1") },
-			"Where, then Order": func(db *gorm.DB) *gorm.DB { return db.Where("weight > 0").Order("weight") },
-			"Order in Scopes": func(db *gorm.DB) *gorm.DB {
-				return db.Scopes(func(db *gorm.DB) *gorm.DB { return db.Order("weight DESC") })
-			},
-			"no handle":     func(*gorm.DB) *gorm.DB { return nil },
-			"a zero handle": func(*gorm.DB) *gorm.DB { return &gorm.DB{} },
-			"nil":           nil,
-		} {
-			if h, err := w.tryNext(t, "A", scope); !errors.Is(err, lease.ErrInvalid) {
-				t.Errorf("%s: %v, %v", what, h, err)
-			}
-		}
-		failure := errors.New("no such tenant")
-		_, err := w.tryNext(t, "A", func(db *gorm.DB) *gorm.DB { _ = db.AddError(failure); return db })
-		mustBe(t, err, failure)
-		if after := w.contents(t); after != before {
-			t.Errorf("the rows were\n%s and are\n%s", before, after)
-		}
-	})
-}
-
-func TestClaimNextNeverWaitsForAnothersRow(t *testing.T) {
-	for what, locks := range map[string]func(t *testing.T, w *world, tx *gorm.DB){
-		"locked": func(t *testing.T, _ *world, tx *gorm.DB) {
-			exec(t, tx, "SELECT * FROM parcels WHERE id = 1 FOR UPDATE")
-		},
-		"being saved":   func(t *testing.T, _ *world, tx *gorm.DB) { exec(t, tx, "UPDATE parcels SET weight = 8 WHERE id = 1") },
-		"being deleted": func(t *testing.T, _ *world, tx *gorm.DB) { exec(t, tx, "DELETE FROM parcels WHERE id = 1") },
-		"fenced": func(t *testing.T, w *world, tx *gorm.DB) {
-			h := w.parcel(t, 1, "A")
-			must(t, h.Fence(tx))
-			must(t, h.Release(t.Context()))
-		},
-		"saved in a transaction": func(t *testing.T, w *world, tx *gorm.DB) {
-			h := w.parcel(t, 1, "A")
-			must(t, h.SaveIn(tx, h.Item()))
-			w.pass(time.Hour)
-		},
-	} {
-		t.Run(what, func(t *testing.T) {
-			db := dbtest.Postgres(t)
-			w := (&world{db: db, gdb: migrated(t, db), table: "parcels"}).byTheCallers()
-			parcels(t, w.gdb, 2)
-			w.parcel(t, 2, "A") // 1 comes before 2
-			w.pass(time.Minute)
-			tx := w.gdb.Begin()
-			defer tx.Rollback()
-			locks(t, w, tx)
-			impatient := *w
-			impatient.gdb = db.OpenDSN(t, db.DSNVia("", "lock_timeout=1ms"))
-			if id := impatient.next(t, "B").Item().ID; id != 2 {
-				t.Errorf("it took %d", id)
-			}
-			_, err := impatient.tryNext(t, "B")
-			mustBe(t, err, gorm.ErrRecordNotFound)
-			must(t, tx.Rollback().Error)
-			if id := impatient.next(t, "B").Item().ID; id != 1 {
-				t.Errorf("it took %d", id)
-			}
-		})
-	}
-}
-
-func TestAJoinLocksOnlyTheItem(t *testing.T) {
-	db := dbtest.Postgres(t)
-	w := &world{db: db, gdb: migrated(t, db), table: "parcels"}
-	must(t, w.gdb.Create(&parcel{Model: gorm.Model{ID: 1}, Customer: &customer{Name: "Smith"}}).Error)
-	tx := w.gdb.Begin()
-	defer tx.Rollback()
-	exec(t, tx, "UPDATE customers SET name = 'Jones'")
-	h := w.next(t, "A", func(db *gorm.DB) *gorm.DB {
-		return db.Joins("JOIN customers ON customers.id = parcels.customer_id").Where("customers.name = 'Smith'")
-	})
-	if h.Item().ID != 1 {
-		t.Errorf("it took %s", asRead(h.Item()))
-	}
-}
-
-func TestClaimNextTakesOneRowWhateverThePlan(t *testing.T) {
-	db := dbtest.Postgres(t)
-	gdb := migrated(t, db)
-	exec(t, gdb, "ALTER TABLE parcels SET (autovacuum_enabled = false)")
-	parcels(t, gdb, 1)
-	exec(t, gdb, "ANALYZE parcels") // a table of one row, it believes
-	for i := uint(2); i <= 20; i++ {
-		must(t, gdb.Create(&parcel{Model: gorm.Model{ID: i}, Weight: int(i)}).Error)
-	}
-	taken := 0
-	for _, off := range [][]string{
-		{}, {"enable_indexscan", "enable_bitmapscan"}, {"enable_seqscan"}, {"enable_hashjoin", "enable_mergejoin"}, {"enable_nestloop"},
-		{"enable_material", "enable_hashjoin", "enable_mergejoin", "enable_indexscan", "enable_bitmapscan"}, {"enable_memoize", "enable_sort"},
-	} {
-		var settings []string
-		for _, name := range off {
-			settings = append(settings, name+"=off")
-		}
-		w := &world{db: db, gdb: db.OpenDSN(t, db.DSNVia("", settings...)), table: "parcels"}
-		for _, scope := range []func(*gorm.DB) *gorm.DB{
-			func(db *gorm.DB) *gorm.DB { return db }, func(db *gorm.DB) *gorm.DB { return db.Where("weight > 0") },
-		} {
-			w.next(t, "A", scope)
-			taken++
-			if n := ask[int](t, gdb, "SELECT count(*) FROM parcels WHERE claim_epoch > 0"); n != taken {
-				t.Fatalf("without %q: %d claims took %d rows", off, taken, n)
-			}
-		}
-	}
-}
-
-func TestWorkersDrainAQueueAndWorkNothingTwice(t *testing.T) {
-	everyIsolation(t, func(t *testing.T, db *dbtest.Database) {
-		gdb := keepConnections(t, migrated(t, db))
-		const rows, workers = 60, 6
-		parcels(t, gdb, rows)
-		var worked [rows + 1]atomic.Int32
-		winners := race(t, workers, func(i int) (bool, error) {
-			for {
-				h, err := lease.ClaimNext[parcel](t.Context(), gdb, fmt.Sprint(i), "", time.Minute, nil)
-				if errors.Is(err, gorm.ErrRecordNotFound) {
-					return true, nil
-				}
-				if err != nil {
-					return false, err
-				}
-				p := h.Item()
-				worked[p.ID].Add(1)
-				p.Done, p.Owner = true, fmt.Sprint(i)
-				if err := h.Save(t.Context(), p); err != nil {
-					return false, err
-				}
-			}
-		})
-		if len(winners) != workers {
-			t.Errorf("only %v went through", winners)
-		}
-		for id := 1; id <= rows; id++ {
-			if n := worked[id].Load(); n != 1 {
-				t.Errorf("parcel %d was worked %d times", id, n)
-			}
-		}
-		if n := ask[int](t, gdb, "SELECT count(*) FROM parcels WHERE claim_done AND claim_epoch = 1 AND claim_attempts = 1 AND owner = claim_owner"); n != rows {
-			t.Errorf("%d of %d are as they should be", n, rows)
-		}
-	})
-}
-
-func TestAClaimOfAModelFencesOtherTables(t *testing.T) { // the issue: effects once
-	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
-		gdb := migrated(t, db)
-		exec(t, gdb, "CREATE TABLE notes (text varchar(20))")
-		parcels(t, gdb, 1)
-		w := (&world{db: db, gdb: gdb, table: "parcels"}).byTheCallers()
-		work := func(h *lease.HolderOf[parcel]) error {
-			return gdb.Transaction(func(tx *gorm.DB) error {
-				p := h.Item()
-				p.Done = true
-				return errors.Join(h.Fence(tx), write(tx), h.SaveIn(tx, p))
-			})
-		}
-		frozen := w.parcel(t, 1, "A")
-		w.pass(time.Minute)
-		must(t, work(w.next(t, "B")))
-		mustBe(t, work(frozen), lease.ErrLost)
-		if n := notes(t, gdb); n != 1 {
-			t.Errorf("the effect is there %d times", n)
-		}
-		_, err := w.tryNext(t, "A")
-		mustBe(t, err, gorm.ErrRecordNotFound)
 	})
 }

@@ -1,0 +1,134 @@
+package spec
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"gorm.io/gorm"
+	"gorm.io/gorm/logger"
+	"gorm.io/gorm/schema"
+
+	"github.com/sqllease/lease"
+	"github.com/sqllease/lease/internal/dbtest"
+)
+
+func TestWhateverTheHandleCarriesItemsWorkAsOnACleanOne(t *testing.T) { // C24
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := fresh(t, db)
+		for what, carry := range strange {
+			t.Run(what, func(t *testing.T) {
+				exec(t, gdb, "DELETE FROM lease_items")
+				itemsWork(t, carry(db.Open(t)))
+			})
+		}
+	})
+}
+
+func TestAPluginThatAddsConditionsDoesNotReachItems(t *testing.T) { // C24, as for leases
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := fresh(t, db)
+		none := func(db *gorm.DB) { db.Where("tenant = 0") }
+		must(t, gdb.Callback().Query().Before("gorm:query").Register("none", none))
+		must(t, gdb.Callback().Row().Before("gorm:row").Register("none", none))
+		must(t, gdb.Callback().Update().Before("gorm:update").Register("none", none))
+		itemsWork(t, gdb)
+	})
+}
+
+func TestWhateverTheConfigSaysItemsKeepToTheirTable(t *testing.T) { // C24, C26
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		for what, config := range map[string]*gorm.Config{
+			"PrepareStmt":             {PrepareStmt: true},
+			"SkipDefaultTransaction":  {SkipDefaultTransaction: true},
+			"TranslateError":          {TranslateError: true},
+			"a naming strategy":       {NamingStrategy: schema.NamingStrategy{TablePrefix: "app_", SingularTable: true, NameReplacer: strings.NewReplacer("e", "3")}},
+			"a prefix with a schema":  {NamingStrategy: schema.NamingStrategy{TablePrefix: "infra.", NoLowerCase: true}},
+			"CreateBatchSize and all": {CreateBatchSize: 1, QueryFields: true, FullSaveAssociations: true},
+		} {
+			t.Run(what, func(t *testing.T) {
+				gdb := fresh(t, db, config)
+				ensure(t, gdb)
+				exec(t, gdb, "DELETE FROM lease_items")
+				itemsWork(t, gdb)
+				if names := tables(t, db.Open(t)); len(names) != 2 {
+					t.Errorf("the tables are %q", names)
+				}
+			})
+		}
+	})
+}
+
+func TestItemsWorkOnOneConnection(t *testing.T) { // C34, C35
+	for _, prepare := range []bool{false, true} {
+		t.Run(fmt.Sprintf("PrepareStmt %v", prepare), func(t *testing.T) {
+			dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+				gdb := db.Open(t, &gorm.Config{PrepareStmt: prepare})
+				pool(t, gdb).SetMaxOpenConns(1)
+				ensure(t, gdb)
+				itemsWork(t, gdb)
+				must(t, gdb.Connection(func(conn *gorm.DB) error {
+					exec(t, conn, "DELETE FROM lease_items")
+					itemsWork(t, conn)
+					return nil
+				}))
+			})
+		})
+	}
+}
+
+func TestItemsWorkInAnotherProtocolOrSessionOfPostgres(t *testing.T) { // C33
+	db := dbtest.Postgres(t)
+	fresh(t, db)
+	for _, param := range []string{
+		"default_query_exec_mode=simple_protocol", "default_query_exec_mode=exec", "default_query_exec_mode=describe_exec",
+		"DateStyle=German", "IntervalStyle=sql_standard", "standard_conforming_strings=off", "timezone=Asia/Tokyo",
+		"default_transaction_isolation=serializable", "synchronous_commit=off", "search_path=public,pg_catalog",
+	} {
+		t.Run(param, func(t *testing.T) {
+			gdb := db.OpenDSN(t, db.DSNVia("", param))
+			exec(t, gdb, "DELETE FROM lease_items")
+			itemsWork(t, gdb)
+		})
+	}
+}
+
+func TestClaimsLogNothingThroughGORM(t *testing.T) { // C27
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		fresh(t, db)
+		var lines lockedBuffer
+		gdb := db.Open(t, &gorm.Config{Logger: logger.New(&lines, logger.Config{LogLevel: logger.Info, SlowThreshold: 1})})
+		lines.take()
+		itemsWork(t, gdb)
+		_, _, err := lease.Load(t.Context(), gdb, "nothing")
+		mustBe(t, err, gorm.ErrRecordNotFound)
+		if logged := lines.take(); logged != "" {
+			t.Errorf("logged: %s", logged)
+		}
+		exec(t, gdb, "SELECT 1")
+		if lines.take() == "" {
+			t.Error("the logger records nothing, so this test checks nothing")
+		}
+	})
+}
+
+// A lockedBuffer is what GORM's logger writes to.
+type lockedBuffer struct {
+	mu   sync.Mutex // guards text
+	text strings.Builder
+}
+
+func (b *lockedBuffer) Printf(format string, args ...any) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	fmt.Fprintf(&b.text, format+"\n", args...)
+}
+
+// take returns what was written since the last call.
+func (b *lockedBuffer) take() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	defer b.text.Reset()
+	return b.text.String()
+}
