@@ -132,3 +132,42 @@ var strange = map[string]func(db *gorm.DB) *gorm.DB{
 	},
 	"PropagateUnscoped and Unscoped": func(db *gorm.DB) *gorm.DB { return db.Session(&gorm.Session{PropagateUnscoped: true}).Unscoped() },
 }
+
+// parcelsWork runs parcels through their lives on a handle, which is as good as a clean one.
+func parcelsWork(t *testing.T, gdb, clean *gorm.DB) {
+	t.Helper()
+	must(t, clean.Create(&parcel{Model: gorm.Model{ID: 1}, Weight: 3, Customer: &customer{Name: "Smith"}}).Error)
+	must(t, clean.Create(&parcel{Model: gorm.Model{ID: 2, DeletedAt: gorm.DeletedAt{Time: noon, Valid: true}}, Weight: 3}).Error)
+	w := (&world{gdb: gdb, table: "parcels"}).byTheCallers()
+	h := w.parcel(t, 1, "A")
+	_, err := w.tryParcel(t, 1, "B")
+	mustBe(t, err, lease.ErrHeld)
+	_, err = w.tryParcel(t, 2, "B")
+	mustBe(t, err, gorm.ErrRecordNotFound)
+	p := h.Item()
+	p.Weight, p.Owner = 4, "Jane"
+	must(t, h.Save(t.Context(), p))
+	p.Weight, p.Owner = 5, "stale"
+	must(t, h.Save(t.Context(), p, "weight"))
+	must(t, h.Renew(t.Context()))
+	if got := stored(t, clean, 1); got.Weight != 5 || got.Owner != "Jane" || asRead(h.Item()) != asRead(got) {
+		t.Errorf("Item is\n%s, and the row\n%s", asRead(h.Item()), asRead(got))
+	}
+	w.pass(time.Minute)
+	h = w.next(t, "B", func(db *gorm.DB) *gorm.DB {
+		return db.Joins("JOIN customers ON customers.id = parcels.customer_id").Where("weight = ?", 5)
+	})
+	if !h.Expired() || h.Item().ID != 1 {
+		t.Errorf("ClaimNext is %s, Expired %v", asRead(h.Item()), h.Expired())
+	}
+	_, err = w.tryNext(t, "B")
+	mustBe(t, err, gorm.ErrRecordNotFound)
+	must(t, clean.Transaction(func(tx *gorm.DB) error {
+		p.Weight = 6
+		return errors.Join(h.Fence(tx), h.SaveIn(tx, p))
+	}))
+	must(t, h.Release(t.Context()))
+	if got := stored(t, clean, 1); got.Weight != 6 || got.Epoch != 2 || got.Claimable.Owner != "" {
+		t.Errorf("in the end it is %s", asRead(got))
+	}
+}
