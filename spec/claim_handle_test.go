@@ -3,14 +3,11 @@ package spec
 import (
 	"fmt"
 	"strings"
-	"sync"
 	"testing"
 
 	"gorm.io/gorm"
-	"gorm.io/gorm/logger"
 	"gorm.io/gorm/schema"
 
-	"github.com/sqllease/lease"
 	"github.com/sqllease/lease/internal/dbtest"
 )
 
@@ -92,43 +89,4 @@ func TestItemsWorkInAnotherProtocolOrSessionOfPostgres(t *testing.T) { // C33
 			itemsWork(t, gdb)
 		})
 	}
-}
-
-func TestClaimsLogNothingThroughGORM(t *testing.T) { // C27
-	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
-		fresh(t, db)
-		var lines lockedBuffer
-		gdb := db.Open(t, &gorm.Config{Logger: logger.New(&lines, logger.Config{LogLevel: logger.Info, SlowThreshold: 1})})
-		lines.take()
-		itemsWork(t, gdb)
-		_, _, err := lease.Load(t.Context(), gdb, "nothing")
-		mustBe(t, err, gorm.ErrRecordNotFound)
-		if logged := lines.take(); logged != "" {
-			t.Errorf("logged: %s", logged)
-		}
-		exec(t, gdb, "SELECT 1")
-		if lines.take() == "" {
-			t.Error("the logger records nothing, so this test checks nothing")
-		}
-	})
-}
-
-// A lockedBuffer is what GORM's logger writes to.
-type lockedBuffer struct {
-	mu   sync.Mutex // guards text
-	text strings.Builder
-}
-
-func (b *lockedBuffer) Printf(format string, args ...any) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	fmt.Fprintf(&b.text, format+"\n", args...)
-}
-
-// take returns what was written since the last call.
-func (b *lockedBuffer) take() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	defer b.text.Reset()
-	return b.text.String()
 }

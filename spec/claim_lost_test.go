@@ -126,3 +126,10 @@ func TestASaveOfARowWithHooksIsLostOnceTheRowBearsTheClaimNoMore(t *testing.T) {
 		}
 	})
 }
+
+func mustBeLost(t *testing.T, what string, err error) {
+	t.Helper()
+	if !errors.Is(err, lease.ErrLost) || errors.Is(err, lease.ErrInvalid) {
+		t.Errorf("%s: %v", what, err)
+	}
+}

@@ -2,7 +2,6 @@ package spec
 
 import (
 	"context"
-	"database/sql"
 	"database/sql/driver"
 	"encoding/json"
 	"errors"
@@ -14,10 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"gorm.io/driver/postgres"
-	"gorm.io/driver/sqlite"
 	"gorm.io/gorm"
-	"gorm.io/gorm/logger"
 
 	"github.com/sqllease/lease"
 	"github.com/sqllease/lease/internal/dbtest"
@@ -114,53 +110,21 @@ func TestSixteenWorkersDrainTenThousandItemsOnceEach(t *testing.T) {
 	})
 }
 
-// A sentence is a statement, with its arguments as the driver gets them.
-type sentence struct {
-	text string
-	args []any
-}
-
-// An ear is a connection pool that notes the statements that pass through it.
-type ear struct {
-	*sql.DB
-	heard []sentence
-}
-
-func (e *ear) note(text string, args []any) {
-	args = slices.Clone(args)
-	for i, arg := range args {
-		if v, ok := arg.(driver.Valuer); ok {
-			args[i], _ = v.Value()
+// hear returns what a call sends on a handle on db, with the arguments as the
+// driver gets them.
+func hear(t *testing.T, db *dbtest.Database, call func(gdb *gorm.DB)) []sentence {
+	t.Helper()
+	gdb, spy := spied(t, db)
+	call(gdb)
+	sent := spy.heard()
+	for _, s := range sent {
+		for i, arg := range s.args {
+			if v, ok := arg.(driver.Valuer); ok {
+				s.args[i], _ = v.Value()
+			}
 		}
 	}
-	e.heard = append(e.heard, sentence{text, args})
-}
-
-func (e *ear) ExecContext(ctx context.Context, text string, args ...any) (sql.Result, error) {
-	e.note(text, args)
-	return e.DB.ExecContext(ctx, text, args...)
-}
-
-func (e *ear) QueryContext(ctx context.Context, text string, args ...any) (*sql.Rows, error) {
-	e.note(text, args)
-	return e.DB.QueryContext(ctx, text, args...)
-}
-
-// hear returns what a call sends on a handle like gdb.
-func hear(t *testing.T, gdb *gorm.DB, call func(gdb *gorm.DB)) []sentence {
-	t.Helper()
-	e := &ear{DB: pool(t, gdb)}
-	dialector := sqlite.New(sqlite.Config{Conn: e})
-	if gdb.Name() == "postgres" {
-		dialector = postgres.New(postgres.Config{Conn: e})
-	}
-	heard, err := gorm.Open(dialector, &gorm.Config{Logger: logger.Discard})
-	if err != nil {
-		t.Fatal(err)
-	}
-	e.heard = nil // what gorm asks when it opens
-	call(heard)
-	return e.heard
+	return sent
 }
 
 // A plan is how Postgres ran a statement.
@@ -322,14 +286,14 @@ func onQueues(t *testing.T, db *dbtest.Database, spec func(t *testing.T, gdb *go
 		}
 		anew()
 		fill(t, gdb, q.table, 1, nil)
-		next := hear(t, gdb, func(gdb *gorm.DB) {
+		next := hear(t, db, func(gdb *gorm.DB) {
 			if err := q.next(t, gdb); err != nil {
 				t.Fatal(err)
 			}
 		})
 		anew()
 		fill(t, gdb, q.table, 1, nil)
-		claim := hear(t, gdb, func(gdb *gorm.DB) {
+		claim := hear(t, db, func(gdb *gorm.DB) {
 			if _, err := q.claim(t, gdb); err != nil {
 				t.Fatal(err)
 			}

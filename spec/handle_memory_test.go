@@ -3,6 +3,7 @@ package spec
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +13,8 @@ import (
 	"github.com/sqllease/lease"
 	"github.com/sqllease/lease/internal/dbtest"
 )
+
+var quiet = slog.New(slog.DiscardHandler)
 
 func TestSQLiteInMemoryWithSeveralConnectionsIsRefused(t *testing.T) { // C23
 	for _, dsn := range []string{":memory:", "", "file::memory:", "file:x?mode=memory"} {

@@ -1,11 +1,8 @@
 package spec
 
 import (
-	"database/sql"
 	"testing"
 
-	"gorm.io/driver/postgres"
-	"gorm.io/driver/sqlite"
 	"gorm.io/gorm"
 	"gorm.io/plugin/dbresolver"
 
@@ -18,20 +15,8 @@ func TestWhatDecidesIsReadFromThePrimary(t *testing.T) {
 		for what, config := range map[string]*gorm.Config{"plain": {}, "PrepareStmt": {PrepareStmt: true}} {
 			t.Run(backend+" "+what, func(t *testing.T) {
 				primary, replica := open(t), open(t)
-				dialector := sqlite.Open(replica.DSN)
-				if backend == dbtest.BackendPostgres {
-					dialector = postgres.Open(replica.DSN)
-				}
 				gdb := primary.Open(t, config)
-				resolver := dbresolver.Register(dbresolver.Config{Replicas: []gorm.Dialector{dialector}})
-				if err := gdb.Use(resolver); err != nil {
-					t.Fatal(err)
-				}
-				t.Cleanup(func() {
-					if err := resolver.Call(func(pool gorm.ConnPool) error { return pool.(*sql.DB).Close() }); err != nil {
-						t.Error(err)
-					}
-				})
+				readsFrom(t, gdb, replica)
 				ensure(t, gdb)
 				ensure(t, gdb)
 				for _, handle := range []*gorm.DB{
@@ -60,5 +45,26 @@ func TestWhatDecidesIsReadFromThePrimary(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+func TestWhatDecidesAClaimIsReadFromThePrimary(t *testing.T) {
+	for backend, open := range map[string]func(testing.TB) *dbtest.Database{"sqlite": dbtest.SQLite, "postgres": dbtest.Postgres} {
+		t.Run(backend, func(t *testing.T) {
+			primary, replica := open(t), open(t)
+			gdb := primary.Open(t)
+			readsFrom(t, gdb, replica)
+			fresh(t, primary)
+			migrated(t, primary)
+			for _, handle := range []*gorm.DB{gdb, gdb.Clauses(dbresolver.Read), gdb.Clauses(dbresolver.Write), gdb.Session(&gorm.Session{PrepareStmt: true})} {
+				exec(t, gdb, "DELETE FROM lease_items")
+				afresh(t, gdb, 0)
+				itemsWork(t, handle)
+				parcelsWork(t, handle, primary.Open(t))
+			}
+			if names := tables(t, replica.Open(t)); len(names) != 0 {
+				t.Errorf("the replica has %q", names)
+			}
+		})
 	}
 }

@@ -1,17 +1,14 @@
 package spec
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"log"
 	"strings"
 	"testing"
 	"time"
 
 	"gorm.io/gorm"
 	"gorm.io/gorm/clause"
-	"gorm.io/gorm/logger"
 	"gorm.io/gorm/schema"
 
 	"github.com/sqllease/lease"
@@ -134,28 +131,4 @@ func TestAnotherProtocolOrSessionOfPostgresWorks(t *testing.T) { // C33
 			}
 		})
 	}
-}
-
-func TestNothingIsLoggedThroughGORM(t *testing.T) { // C27
-	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
-		fresh(t, db)
-		var lines bytes.Buffer
-		noisy := logger.New(log.New(&lines, "", 0), logger.Config{LogLevel: logger.Info, SlowThreshold: 1})
-		gdb := db.Open(t, &gorm.Config{Logger: noisy})
-		lines.Reset()
-		granted(t, gdb, "A", noon)
-		for range 100 {
-			refused(t, gdb, "B", noon)
-		}
-		release(t, gdb, "A", noon)
-		_, err := lease.Find(t.Context(), gdb, "nobody's")
-		mustBe(t, err, gorm.ErrRecordNotFound)
-		if lines.Len() > 0 {
-			t.Errorf("logged: %s", lines.String())
-		}
-		exec(t, gdb, "SELECT 1")
-		if lines.Len() == 0 {
-			t.Error("the logger records nothing, so this test checks nothing")
-		}
-	})
 }

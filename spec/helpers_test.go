@@ -1,7 +1,6 @@
 package spec
 
 import (
-	"log/slog"
 	"testing"
 	"time"
 
@@ -55,8 +54,6 @@ func waitUntil(t *testing.T, what string, reached func() bool) {
 	}
 }
 
-var quiet = slog.New(slog.DiscardHandler)
-
 // hold lets holder have the lease "job" for a minute of the database's clock, and returns its term.
 func hold(t *testing.T, gdb *gorm.DB, holder string) lease.Term {
 	t.Helper()
@@ -84,4 +81,36 @@ func write(tx *gorm.DB) error { return tx.Exec("INSERT INTO notes VALUES ('writt
 func notes(t *testing.T, gdb *gorm.DB) int {
 	t.Helper()
 	return ask[int](t, gdb, "SELECT count(*) FROM notes")
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// statements is exec of one statement after the other.
+func statements(t *testing.T, gdb *gorm.DB, statements ...string) {
+	t.Helper()
+	for _, sql := range statements {
+		exec(t, gdb, sql)
+	}
+}
+
+// A rival wants the lease "job", at a time at which it has run out.
+type rival struct {
+	outcome chan error // nil: it was granted
+	waits   func()     // returns once it waits for somebody's lock
+}
+
+// stillWaits fails t if the rival has had an answer.
+func (r rival) stillWaits(t *testing.T) {
+	t.Helper()
+	r.waits()
+	select {
+	case err := <-r.outcome:
+		t.Fatalf("the rival did not wait: %v", err)
+	default:
+	}
 }

@@ -275,18 +275,6 @@ func TestAFieldsConditionWithANULIsInvalid(t *testing.T) {
 	})
 }
 
-type level int
-
-func (level) QueryClauses(f *schema.Field) []clause.Interface {
-	return where(clause.Lt{Column: f.DBName, Value: 16}, clause.Gt{Column: f.DBName, Value: -16}, clause.Expr{SQL: "COALESCE(?, 1) = 1", Vars: []any{nil}})
-}
-
-type levelled struct {
-	ID    uint
-	Level level
-	lease.Claimable
-}
-
 func TestAFieldsConditionMayHaveAnyNumberAndNULL(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		gdb := withRow(t, db, levelled{ID: 1, Level: 15})

@@ -1,52 +1,17 @@
 package spec
 
 import (
-	"database/sql"
 	"errors"
 	"strings"
 	"testing"
 	"time"
 
-	"gorm.io/driver/postgres"
-	"gorm.io/driver/sqlite"
 	"gorm.io/gorm"
 	"gorm.io/gorm/schema"
-	"gorm.io/plugin/dbresolver"
 
 	"github.com/sqllease/lease"
 	"github.com/sqllease/lease/internal/dbtest"
 )
-
-func TestWhatDecidesAClaimIsReadFromThePrimary(t *testing.T) {
-	for backend, open := range map[string]func(testing.TB) *dbtest.Database{"sqlite": dbtest.SQLite, "postgres": dbtest.Postgres} {
-		t.Run(backend, func(t *testing.T) {
-			primary, replica := open(t), open(t)
-			dialector := sqlite.Open(replica.DSN)
-			if backend == dbtest.BackendPostgres {
-				dialector = postgres.Open(replica.DSN)
-			}
-			gdb := primary.Open(t)
-			resolver := dbresolver.Register(dbresolver.Config{Replicas: []gorm.Dialector{dialector}})
-			must(t, gdb.Use(resolver))
-			t.Cleanup(func() {
-				if err := resolver.Call(func(pool gorm.ConnPool) error { return pool.(*sql.DB).Close() }); err != nil {
-					t.Error(err)
-				}
-			})
-			fresh(t, primary)
-			migrated(t, primary)
-			for _, handle := range []*gorm.DB{gdb, gdb.Clauses(dbresolver.Read), gdb.Clauses(dbresolver.Write), gdb.Session(&gorm.Session{PrepareStmt: true})} {
-				exec(t, gdb, "DELETE FROM lease_items")
-				afresh(t, gdb, 0)
-				itemsWork(t, handle)
-				parcelsWork(t, handle, primary.Open(t))
-			}
-			if names := tables(t, replica.Open(t)); len(names) != 0 {
-				t.Errorf("the replica has %q", names)
-			}
-		})
-	}
-}
 
 func TestWhateverTheHandleCarriesModelsWorkAsOnACleanOne(t *testing.T) { // C24
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {

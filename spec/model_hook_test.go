@@ -1,7 +1,6 @@
 package spec
 
 import (
-	"database/sql"
 	"errors"
 	"fmt"
 	"reflect"
@@ -10,11 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"gorm.io/driver/postgres"
-	"gorm.io/driver/sqlite"
 	"gorm.io/gorm"
 	"gorm.io/gorm/clause"
-	"gorm.io/plugin/dbresolver"
 
 	"github.com/sqllease/lease"
 	"github.com/sqllease/lease/internal/dbtest"
@@ -255,18 +251,8 @@ func TestAHookOfAClaimReadsThePrimaryAndBeginsEachStatementAnew(t *testing.T) {
 	for backend, open := range map[string]func(testing.TB) *dbtest.Database{"sqlite": dbtest.SQLite, "postgres": dbtest.Postgres} {
 		t.Run(backend, func(t *testing.T) {
 			primary, replica := open(t), open(t)
-			dialector := sqlite.Open(replica.DSN)
-			if backend == dbtest.BackendPostgres {
-				dialector = postgres.Open(replica.DSN)
-			}
 			gdb := withHooks(t, primary)
-			resolver := dbresolver.Register(dbresolver.Config{Replicas: []gorm.Dialector{dialector}})
-			must(t, gdb.Use(resolver))
-			t.Cleanup(func() {
-				if err := resolver.Call(func(pool gorm.ConnPool) error { return pool.(*sql.DB).Close() }); err != nil {
-					t.Error(err)
-				}
-			})
+			readsFrom(t, gdb, replica)
 			exec(t, gdb, "INSERT INTO notes VALUES ('written')")
 			ran := false
 			ctx := hookedBy(t, func(name string, _ *hooked, tx *gorm.DB) error {

@@ -12,24 +12,6 @@ import (
 	"github.com/sqllease/lease/internal/dbtest"
 )
 
-// queueIndex is the definition of the parcels' index for ClaimNext.
-func queueIndex(t *testing.T, gdb *gorm.DB, table string) string {
-	t.Helper()
-	query := "SELECT coalesce(max(sql), '') FROM sqlite_master WHERE type = 'index' AND tbl_name = ? AND name LIKE '%claim_queue'"
-	if gdb.Name() == "postgres" {
-		query = "SELECT coalesce(max(indexdef), '') FROM pg_indexes WHERE tablename = ? AND indexname LIKE '%claim_queue'"
-	}
-	return ask[string](t, gdb, query, table)
-}
-
-func mustHaveQueue(t *testing.T, gdb *gorm.DB, table string) {
-	t.Helper()
-	plain := strings.NewReplacer(" ", "", "(", "", ")", "", "`", "", "'0'::bigint", "0", "::bigint", "")
-	if index := queueIndex(t, gdb, table); !strings.HasSuffix(strings.ToLower(plain.Replace(index)), "coalesceclaim_acquired_at,0wherenotclaim_done") {
-		t.Errorf("the index is %q", index)
-	}
-}
-
 // oldParcel is what parcels were before they could be claimed.
 type oldParcel struct {
 	gorm.Model

@@ -36,12 +36,6 @@ func TestASaveLeavesOutWhatAHookOrACallbackDoes(t *testing.T) {
 	}
 }
 
-// An idle plugin does nothing, but may have a say for all that the package knows.
-type idle struct{}
-
-func (idle) Name() string              { return "idle" }
-func (idle) Initialize(*gorm.DB) error { return nil }
-
 func TestASaveLeavesOutWhatAHookOmitsThoughThereIsAPlugin(t *testing.T) {
 	ctx := hookedBy(t, func(name string, _ *hooked, tx *gorm.DB) error {
 		if name == "BeforeUpdate" {

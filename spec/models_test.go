@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"gorm.io/gorm"
+	"gorm.io/gorm/clause"
+	"gorm.io/gorm/schema"
 
 	"github.com/sqllease/lease"
 	"github.com/sqllease/lease/internal/dbtest"
@@ -84,13 +86,6 @@ func parcels(t *testing.T, gdb *gorm.DB, n int) {
 	t.Helper()
 	for i := 1; i <= n; i++ {
 		must(t, gdb.Create(&parcel{Model: gorm.Model{ID: uint(i)}, Weight: i}).Error)
-	}
-}
-
-func statements(t *testing.T, gdb *gorm.DB, statements ...string) {
-	t.Helper()
-	for _, sql := range statements {
-		must(t, gdb.Exec(sql).Error)
 	}
 }
 
@@ -282,5 +277,41 @@ func willNotDo[T any, M lease.Model[T]](t *testing.T, gdb *gorm.DB) {
 	_, nextErr := lease.ClaimNext[T, M](t.Context(), gdb, "A", "", time.Minute, nil)
 	if !errors.Is(err, lease.ErrInvalid) || !errors.Is(nextErr, lease.ErrInvalid) {
 		t.Errorf("%T: ClaimAs is %v, and ClaimNext %v", *new(T), err, nextErr)
+	}
+}
+
+type level int
+
+func (level) QueryClauses(f *schema.Field) []clause.Interface {
+	return where(clause.Lt{Column: f.DBName, Value: 16}, clause.Gt{Column: f.DBName, Value: -16}, clause.Expr{SQL: "COALESCE(?, 1) = 1", Vars: []any{nil}})
+}
+
+type levelled struct {
+	ID    uint
+	Level level
+	lease.Claimable
+}
+
+// An idle plugin does nothing, but may have a say for all that the package knows.
+type idle struct{}
+
+func (idle) Name() string              { return "idle" }
+func (idle) Initialize(*gorm.DB) error { return nil }
+
+// queueIndex is the definition of the parcels' index for ClaimNext.
+func queueIndex(t *testing.T, gdb *gorm.DB, table string) string {
+	t.Helper()
+	query := "SELECT coalesce(max(sql), '') FROM sqlite_master WHERE type = 'index' AND tbl_name = ? AND name LIKE '%claim_queue'"
+	if gdb.Name() == "postgres" {
+		query = "SELECT coalesce(max(indexdef), '') FROM pg_indexes WHERE tablename = ? AND indexname LIKE '%claim_queue'"
+	}
+	return ask[string](t, gdb, query, table)
+}
+
+func mustHaveQueue(t *testing.T, gdb *gorm.DB, table string) {
+	t.Helper()
+	plain := strings.NewReplacer(" ", "", "(", "", ")", "", "`", "", "'0'::bigint", "0", "::bigint", "")
+	if index := queueIndex(t, gdb, table); !strings.HasSuffix(strings.ToLower(plain.Replace(index)), "coalesceclaim_acquired_at,0wherenotclaim_done") {
+		t.Errorf("the index is %q", index)
 	}
 }

@@ -2,7 +2,6 @@ package spec
 
 import (
 	"context"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -15,15 +14,6 @@ import (
 	"github.com/sqllease/lease/internal/dbtest"
 	"github.com/sqllease/lease/internal/faultproxy"
 )
-
-func oldSchema(t *testing.T, name string) string {
-	t.Helper()
-	script, err := os.ReadFile(filepath.Join("testdata", "old", name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(script)
-}
 
 func TestAnOldTableGainsWhatItLacksAndLosesNothing(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join("testdata", "old", "*.sql"))

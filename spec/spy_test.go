@@ -14,44 +14,64 @@ import (
 	"github.com/sqllease/lease/internal/dbtest"
 )
 
+// through returns a handle on db by a pool of the test's.
+func through(t *testing.T, db *dbtest.Database, pool gorm.ConnPool, opts ...gorm.Option) *gorm.DB {
+	t.Helper()
+	dialector := sqlite.New(sqlite.Config{Conn: pool})
+	if db.Backend == dbtest.BackendPostgres {
+		dialector = postgres.New(postgres.Config{Conn: pool})
+	}
+	gdb, err := gorm.Open(dialector, append(opts, &gorm.Config{Logger: logger.Discard})...)
+	must(t, err)
+	return gdb
+}
+
 // A spy is a connection pool that notes every statement that passes through it, and can fail it.
 type spy struct {
 	*sql.DB
 	fail  func(query string) error      // nil fails nothing
 	after func(query string, err error) // nil does nothing
 
-	mu         sync.Mutex // guards statements
-	statements []string
+	mu        sync.Mutex // guards sentences
+	sentences []sentence
+}
+
+// A sentence is a statement, with its arguments.
+type sentence struct {
+	text string
+	args []any
 }
 
 // spied opens a handle on db whose pool is a spy.
 func spied(t *testing.T, db *dbtest.Database, opts ...gorm.Option) (*gorm.DB, *spy) {
 	t.Helper()
 	s := &spy{DB: db.SQL(t)}
-	dialector := sqlite.New(sqlite.Config{Conn: s})
-	if db.Backend == dbtest.BackendPostgres {
-		dialector = postgres.New(postgres.Config{Conn: s})
-	}
-	gdb, err := gorm.Open(dialector, append(opts, &gorm.Config{Logger: logger.Discard})...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	gdb := through(t, db, s, opts...)
 	s.sent() // what gorm asks when it opens
 	return gdb, s
 }
 
 // sent returns the statements since the last call.
 func (s *spy) sent() []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	defer func() { s.statements = nil }()
-	return s.statements
+	var texts []string
+	for _, sentence := range s.heard() {
+		texts = append(texts, sentence.text)
+	}
+	return texts
 }
 
-func (s *spy) note(query string) error {
+// heard is sent, with the arguments.
+func (s *spy) heard() []sentence {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.statements = append(s.statements, query)
+	defer func() { s.sentences = nil }()
+	return s.sentences
+}
+
+func (s *spy) note(query string, args ...any) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sentences = append(s.sentences, sentence{query, args})
 	if s.fail != nil {
 		return s.fail(query)
 	}
@@ -59,7 +79,7 @@ func (s *spy) note(query string) error {
 }
 
 func (s *spy) exec(ctx context.Context, to gorm.ConnPool, query string, args []any) (sql.Result, error) {
-	if err := s.note(query); err != nil {
+	if err := s.note(query, args...); err != nil {
 		return nil, err
 	}
 	result, err := to.ExecContext(ctx, query, args...)
@@ -70,7 +90,7 @@ func (s *spy) exec(ctx context.Context, to gorm.ConnPool, query string, args []a
 }
 
 func (s *spy) query(ctx context.Context, from gorm.ConnPool, query string, args []any) (*sql.Rows, error) {
-	if err := s.note(query); err != nil {
+	if err := s.note(query, args...); err != nil {
 		return nil, err
 	}
 	return from.QueryContext(ctx, query, args...)
@@ -85,7 +105,7 @@ func (s *spy) QueryContext(ctx context.Context, query string, args ...any) (*sql
 }
 
 func (s *spy) QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row {
-	_ = s.note(query)
+	_ = s.note(query, args...)
 	return s.DB.QueryRowContext(ctx, query, args...)
 }
 

@@ -3,6 +3,8 @@ package spec
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -95,3 +97,12 @@ func ddl(t *testing.T, dialect string) string {
 }
 
 var changes = regexp.MustCompile(`(?i)^\s*(BEGIN|SAVEPOINT|LOCK|CREATE|ALTER|DROP|INSERT|UPDATE|DELETE|SET)\b`)
+
+func oldSchema(t *testing.T, name string) string {
+	t.Helper()
+	script, err := os.ReadFile(filepath.Join("testdata", "old", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(script)
+}

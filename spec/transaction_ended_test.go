@@ -10,9 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"gorm.io/driver/sqlite"
 	"gorm.io/gorm"
-	"gorm.io/gorm/logger"
 
 	"github.com/sqllease/lease"
 	"github.com/sqllease/lease/internal/dbtest"
@@ -633,8 +631,7 @@ type plainTx struct {
 func TestATransactionOfAnyKindOfPoolIsWatched(t *testing.T) { // C86
 	db := dbtest.SQLite(t)
 	s := newScene(t, db, false, endings[dbtest.BackendSQLite]["INSERT OR ROLLBACK"])
-	plain, err := gorm.Open(sqlite.New(sqlite.Config{Conn: plainPool{pool(t, s.gdb)}}), &gorm.Config{Logger: logger.Discard})
-	must(t, err)
+	plain := through(t, db, plainPool{pool(t, s.gdb)})
 	s.ended("it", lease.Transaction(s.ctx, plain, func(tx *gorm.DB) error {
 		must(t, write(tx))
 		s.end(tx)

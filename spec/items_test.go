@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -122,13 +123,6 @@ func with(h *lease.Holder, n int) lease.Item {
 	return it
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // is fails t unless an item has that payload.
 func is(t *testing.T, it lease.Item, n int) {
 	t.Helper()
@@ -153,9 +147,7 @@ func (w *world) agrees(t *testing.T, when string, h *lease.Holder) {
 // contents is every row of the table.
 func (w *world) contents(t *testing.T) string {
 	t.Helper()
-	var rows []map[string]any
-	must(t, w.gdb.Table(w.table).Order("1").Find(&rows).Error)
-	return fmt.Sprint(rows)
+	return strings.Join(contents(t, w.gdb, w.table), "\n")
 }
 
 // heldIsFalse makes a result of a claim that another was faster with.
@@ -164,11 +156,4 @@ func heldIsFalse[T any](h *lease.HolderOf[T], err error) (bool, error) {
 		return false, nil
 	}
 	return h != nil, err
-}
-
-func mustBeLost(t *testing.T, what string, err error) {
-	t.Helper()
-	if !errors.Is(err, lease.ErrLost) || errors.Is(err, lease.ErrInvalid) {
-		t.Errorf("%s: %v", what, err)
-	}
 }

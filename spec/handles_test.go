@@ -2,15 +2,20 @@ package spec
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"gorm.io/driver/postgres"
+	"gorm.io/driver/sqlite"
 	"gorm.io/gorm"
 	"gorm.io/gorm/clause"
+	"gorm.io/plugin/dbresolver"
 
 	"github.com/sqllease/lease"
+	"github.com/sqllease/lease/internal/dbtest"
 )
 
 // works runs a lease through its life on a handle: whatever the handle carries, it must behave as a clean one.
@@ -170,4 +175,20 @@ func parcelsWork(t *testing.T, gdb, clean *gorm.DB) {
 	if got := stored(t, clean, 1); got.Weight != 6 || got.Epoch != 2 || got.Claimable.Owner != "" {
 		t.Errorf("in the end it is %s", asRead(got))
 	}
+}
+
+// readsFrom gives gdb a plugin that sends reads to a replica.
+func readsFrom(t *testing.T, gdb *gorm.DB, replica *dbtest.Database) {
+	t.Helper()
+	dialector := sqlite.Open(replica.DSN)
+	if replica.Backend == dbtest.BackendPostgres {
+		dialector = postgres.Open(replica.DSN)
+	}
+	resolver := dbresolver.Register(dbresolver.Config{Replicas: []gorm.Dialector{dialector}})
+	must(t, gdb.Use(resolver))
+	t.Cleanup(func() {
+		if err := resolver.Call(func(pool gorm.ConnPool) error { return pool.(*sql.DB).Close() }); err != nil {
+			t.Error(err)
+		}
+	})
 }
