@@ -36,7 +36,7 @@ var (
 
 // Granting and refusing
 
-func TestAFreeLeaseIsGrantedAndALiveOneIsRefusedToOthers(t *testing.T) { // C46
+func TestAFreeLeaseIsGrantedAndALiveOneIsRefusedToOthers(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		gdb := fresh(t, db)
 		for _, now := range []time.Time{databasesClock, noon} {
@@ -51,7 +51,7 @@ func TestAFreeLeaseIsGrantedAndALiveOneIsRefusedToOthers(t *testing.T) { // C46
 	})
 }
 
-func TestTheHolderRenewsAndKeepsItsTerm(t *testing.T) { // C13
+func TestTheHolderRenewsAndKeepsItsTerm(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		gdb := fresh(t, db)
 		granted(t, gdb, "A", noon)
@@ -68,7 +68,7 @@ func TestTheHolderRenewsAndKeepsItsTerm(t *testing.T) { // C13
 	})
 }
 
-func TestALeaseIsRefusedUntilItsExpiryAndGrantedAtIt(t *testing.T) { // C01
+func TestALeaseIsRefusedUntilItsExpiryAndGrantedAtIt(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		gdb := fresh(t, db)
 		granted(t, gdb, "A", noon)
@@ -80,7 +80,7 @@ func TestALeaseIsRefusedUntilItsExpiryAndGrantedAtIt(t *testing.T) { // C01
 	})
 }
 
-func TestNamesAndHoldersThatLookAlikeAreDifferent(t *testing.T) { // C15, C20
+func TestNamesAndHoldersThatLookAlikeAreDifferent(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		gdb := fresh(t, db)
 		granted(t, gdb, "Pod-A", noon)
@@ -104,7 +104,7 @@ func TestNamesAndHoldersThatLookAlikeAreDifferent(t *testing.T) { // C15, C20
 
 // Clocks
 
-func TestASkewOfAQuarterNeverLetsTwoWorkAtOnce(t *testing.T) { // C01
+func TestASkewOfAQuarterNeverLetsTwoWorkAtOnce(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		gdb := fresh(t, db)
 		for _, skew := range []time.Duration{time.Minute / 4, -time.Minute / 4} {
@@ -117,7 +117,7 @@ func TestASkewOfAQuarterNeverLetsTwoWorkAtOnce(t *testing.T) { // C01
 	})
 }
 
-func TestAClockThatWasTenYearsAheadIsPutRightByTheNextRenewal(t *testing.T) { // C02
+func TestAClockThatWasTenYearsAheadIsPutRightByTheNextRenewal(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		gdb := fresh(t, db)
 		granted(t, gdb, "A", noon.AddDate(10, 0, 0))
@@ -131,7 +131,7 @@ func TestAClockThatWasTenYearsAheadIsPutRightByTheNextRenewal(t *testing.T) { //
 	})
 }
 
-func TestTheZoneOfATimeMeansNothing(t *testing.T) { // C05
+func TestTheZoneOfATimeMeansNothing(t *testing.T) {
 	zone := func(name string) *time.Location {
 		loc, err := time.LoadLocation(name)
 		if err != nil {
@@ -178,7 +178,7 @@ func TestTheZoneOfATimeMeansNothing(t *testing.T) { // C05
 	})
 }
 
-func TestTheTimeZoneOfASessionMeansNothing(t *testing.T) { // C09
+func TestTheTimeZoneOfASessionMeansNothing(t *testing.T) {
 	db := dbtest.Postgres(t)
 	newYork := fresh(t, &dbtest.Database{Backend: db.Backend, DSN: db.DSNVia("", "timezone=America/New_York")})
 	tokyo := db.OpenDSN(t, db.DSNVia("", "timezone=Asia/Tokyo"))
@@ -223,7 +223,7 @@ func TestInATransactionTheDatabasesClockRunsOn(t *testing.T) {
 
 // Contention
 
-func TestOneOfTwelveContendersWinsAnExpiredLease(t *testing.T) { // C18, C19
+func TestOneOfTwelveContendersWinsAnExpiredLease(t *testing.T) {
 	everyIsolation(t, func(t *testing.T, db *dbtest.Database) {
 		gdb := keepConnections(t, fresh(t, db))
 		for round := range 60 {
@@ -239,7 +239,7 @@ func TestOneOfTwelveContendersWinsAnExpiredLease(t *testing.T) { // C18, C19
 	})
 }
 
-func TestOneOfTwelveContendersWinsALeaseThatHasNoRowYet(t *testing.T) { // C20
+func TestOneOfTwelveContendersWinsALeaseThatHasNoRowYet(t *testing.T) {
 	everyIsolation(t, func(t *testing.T, db *dbtest.Database) {
 		gdb := keepConnections(t, fresh(t, db))
 		for round := range 15 {
@@ -259,7 +259,7 @@ func TestOneOfTwelveContendersWinsALeaseThatHasNoRowYet(t *testing.T) { // C20
 	})
 }
 
-func TestALeadersRenewalIsNotLostToContenders(t *testing.T) { // C19
+func TestALeadersRenewalIsNotLostToContenders(t *testing.T) {
 	everyIsolation(t, func(t *testing.T, db *dbtest.Database) {
 		gdb := keepConnections(t, fresh(t, db))
 		granted(t, gdb, "A", noon)
@@ -284,7 +284,7 @@ func TestALeadersRenewalIsNotLostToContenders(t *testing.T) { // C19
 	})
 }
 
-func TestTwoHandlesOnOneSQLiteFileHaveOneWinner(t *testing.T) { // C21
+func TestTwoHandlesOnOneSQLiteFileHaveOneWinner(t *testing.T) {
 	for _, params := range []string{
 		"?_journal_mode=WAL&_busy_timeout=5000", "?_journal_mode=WAL&_busy_timeout=0", "?_busy_timeout=5000", "?_busy_timeout=0",
 	} {
@@ -305,7 +305,7 @@ func TestTwoHandlesOnOneSQLiteFileHaveOneWinner(t *testing.T) { // C21
 	}
 }
 
-func TestALockedDatabaseIsWaitedForUntilTheCallersContextEnds(t *testing.T) { // C21
+func TestALockedDatabaseIsWaitedForUntilTheCallersContextEnds(t *testing.T) {
 	file, _, _ := strings.Cut(dbtest.SQLite(t).DSN, "?")
 	db := &dbtest.Database{Backend: dbtest.BackendSQLite, DSN: file + "?_journal_mode=WAL&_busy_timeout=0"}
 	gdb := fresh(t, db)
@@ -342,7 +342,7 @@ func TestReleaseFreesTheLeaseAtOnceAndKeepsTheRow(t *testing.T) {
 	})
 }
 
-func TestReleaseTouchesNothingThatTheCallerDoesNotHold(t *testing.T) { // C54
+func TestReleaseTouchesNothingThatTheCallerDoesNotHold(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		gdb := fresh(t, db)
 		release(t, gdb, "A", noon)
@@ -369,7 +369,7 @@ func TestReleaseTouchesNothingThatTheCallerDoesNotHold(t *testing.T) { // C54
 
 // Epochs
 
-func TestTheEpochGrowsByOneWithEveryTermAndNeverGoesBack(t *testing.T) { // C49, C50
+func TestTheEpochGrowsByOneWithEveryTermAndNeverGoesBack(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		gdb := fresh(t, db)
 		now := noon
@@ -401,7 +401,7 @@ func TestTheEpochGrowsByOneWithEveryTermAndNeverGoesBack(t *testing.T) { // C49,
 	})
 }
 
-func TestADeletedRowIsALeaseThatWasNeverHeld(t *testing.T) { // C56
+func TestADeletedRowIsALeaseThatWasNeverHeld(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		gdb := fresh(t, db)
 		granted(t, gdb, "A", noon)
@@ -488,7 +488,7 @@ func TestAnInstanceIDIsAHolderThatNobodyElseHas(t *testing.T) {
 
 // In the caller's transaction
 
-func TestALeaseTakenInATransactionIsFreeAfterItsRollBack(t *testing.T) { // C25
+func TestALeaseTakenInATransactionIsFreeAfterItsRollBack(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		gdb := fresh(t, db)
 		tx := gdb.Begin()
@@ -524,7 +524,7 @@ func TestALeaseTakenInATransactionIsHeldAfterItsCommit(t *testing.T) {
 	})
 }
 
-func TestARefusalInATransactionLeavesItUsable(t *testing.T) { // C25
+func TestARefusalInATransactionLeavesItUsable(t *testing.T) {
 	everyIsolation(t, func(t *testing.T, db *dbtest.Database) {
 		gdb := fresh(t, db)
 		exec(t, gdb, "CREATE TABLE notes (text varchar(10))")

@@ -14,7 +14,7 @@ import (
 	"github.com/sqllease/lease/internal/dbtest"
 )
 
-func TestKeysOwnersAndStepsAreCheckedBeforeAnySQL(t *testing.T) { // C17
+func TestKeysOwnersAndStepsAreCheckedBeforeAnySQL(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		fresh(t, db)
 		gdb, spy := spied(t, db)
@@ -72,7 +72,7 @@ func TestKeysOwnersAndStepsAreCheckedBeforeAnySQL(t *testing.T) { // C17
 	})
 }
 
-func TestAClaimsTTLMustBePositive(t *testing.T) { // C10
+func TestAClaimsTTLMustBePositive(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		w := newWorld(t, db, fresh(t, db))
 		before := w.row(t)
@@ -86,7 +86,7 @@ func TestAClaimsTTLMustBePositive(t *testing.T) { // C10
 	})
 }
 
-func TestATinyOrHugeTTLOfAClaimIsKept(t *testing.T) { // C10
+func TestATinyOrHugeTTLOfAClaimIsKept(t *testing.T) {
 	everyClock(t, func(t *testing.T, w *world) {
 		for _, ttl := range []time.Duration{1, 2, 999, time.Microsecond} {
 			h, err := lease.Claim(t.Context(), w.gdb, "item", "A", "", ttl, w.now)

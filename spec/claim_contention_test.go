@@ -21,7 +21,7 @@ func repeatableToo(t *testing.T, spec func(t *testing.T, db *dbtest.Database)) {
 	})
 }
 
-func TestOneOfTwelveContendersWinsAnExpiredItem(t *testing.T) { // C18, C19
+func TestOneOfTwelveContendersWinsAnExpiredItem(t *testing.T) {
 	repeatableToo(t, func(t *testing.T, db *dbtest.Database) {
 		w := newWorld(t, db, keepConnections(t, fresh(t, db))).byTheCallers()
 		for round := range 60 {
@@ -106,7 +106,7 @@ func TestAnOwnerThatClaimsTwiceAtOnceHasOneClaimThatStands(t *testing.T) {
 	})
 }
 
-func TestASaveThatRacesAClaimIsInItOrRefused(t *testing.T) { // C55
+func TestASaveThatRacesAClaimIsInItOrRefused(t *testing.T) {
 	everyIsolation(t, func(t *testing.T, db *dbtest.Database) {
 		w := newWorld(t, db, keepConnections(t, fresh(t, db))).byTheCallers()
 		for round := range 200 {

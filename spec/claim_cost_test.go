@@ -147,7 +147,7 @@ func TestARefusedClaimWaitsForNoLock(t *testing.T) {
 	mustBe(t, err, lease.ErrHeld)
 }
 
-func TestAllRenewalsOfAClaimAreHeapOnly(t *testing.T) { // C72
+func TestAllRenewalsOfAClaimAreHeapOnly(t *testing.T) {
 	db := dbtest.Postgres(t)
 	w := newWorld(t, db, fresh(t, db))
 	pool(t, w.gdb).SetMaxOpenConns(1) // statistics are kept by session until they are flushed

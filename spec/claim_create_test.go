@@ -65,7 +65,7 @@ func TestAKeyIsCreatedOnce(t *testing.T) {
 	}
 }
 
-func TestKeysThatLookAlikeAreDifferent(t *testing.T) { // C15
+func TestKeysThatLookAlikeAreDifferent(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		gdb := fresh(t, db)
 		keys := []string{"item", "Item", "item ", " item", "ítem", "i\u0301tem", "item\n", "item'", `item"`, "item?", "$1", "@item", "%", strings.Repeat("🔒", 255)}

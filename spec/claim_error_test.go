@@ -28,7 +28,7 @@ func TestAMissingTableIsAnErrorThatTellsTheWayOut(t *testing.T) {
 	})
 }
 
-func TestAFailingStatementIsNeitherARefusalNorALoss(t *testing.T) { // C27, C44
+func TestAFailingStatementIsNeitherARefusalNorALoss(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		w := newWorld(t, db, fresh(t, db))
 		gdb, spy := spied(t, db)

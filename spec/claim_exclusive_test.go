@@ -33,7 +33,7 @@ func TestALiveClaimIsHeldAgainstOthersUntilItRunsOut(t *testing.T) {
 	})
 }
 
-func TestAClaimRunsOutToTheMicrosecond(t *testing.T) { // C01
+func TestAClaimRunsOutToTheMicrosecond(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		w := newWorld(t, db, fresh(t, db)).byTheCallers()
 		w.claim(t, "A")
@@ -45,7 +45,7 @@ func TestAClaimRunsOutToTheMicrosecond(t *testing.T) { // C01
 	})
 }
 
-func TestTheZoneOfACallersClockMeansNothing(t *testing.T) { // C05
+func TestTheZoneOfACallersClockMeansNothing(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		w := newWorld(t, db, fresh(t, db)).byTheCallers()
 		plain, zone := w.now, time.FixedZone("", 5*3600+1800)
@@ -78,7 +78,7 @@ func TestWithoutACallersClockClaimsGoByTheDatabases(t *testing.T) {
 	})
 }
 
-func TestAnOwnerClaimsAnewAndItsEarlierClaimIsLost(t *testing.T) { // C50
+func TestAnOwnerClaimsAnewAndItsEarlierClaimIsLost(t *testing.T) {
 	for what, pass := range map[string]time.Duration{"live": 0, "run out": 2 * time.Minute} {
 		t.Run(what, func(t *testing.T) {
 			everyClock(t, func(t *testing.T, w *world) {
@@ -101,7 +101,7 @@ func TestAnOwnerClaimsAnewAndItsEarlierClaimIsLost(t *testing.T) { // C50
 	}
 }
 
-func TestTheEpochGrowsByOneWithEveryClaimAndNeverGoesBack(t *testing.T) { // C49, C50
+func TestTheEpochGrowsByOneWithEveryClaimAndNeverGoesBack(t *testing.T) {
 	everyClock(t, func(t *testing.T, w *world) {
 		claims := int64(0)
 		claim := func(owner string, expired bool) *lease.Holder {
@@ -183,7 +183,7 @@ func TestAHolderMayTakeBackThatItsItemIsDone(t *testing.T) {
 	})
 }
 
-func TestEveryClaimCountsInTheAttemptsUntilACleanRelease(t *testing.T) { // C58
+func TestEveryClaimCountsInTheAttemptsUntilACleanRelease(t *testing.T) {
 	everyClock(t, func(t *testing.T, w *world) {
 		for round := range 2 {
 			for i, owner := range []string{"A", "A", "B", "B", "A"} {
@@ -205,7 +205,7 @@ func TestEveryClaimCountsInTheAttemptsUntilACleanRelease(t *testing.T) { // C58
 	})
 }
 
-func TestTheNextClaimHasTheLastSavedState(t *testing.T) { // C59
+func TestTheNextClaimHasTheLastSavedState(t *testing.T) {
 	everyClock(t, func(t *testing.T, w *world) {
 		a := w.claim(t, "A")
 		is(t, a.Item(), 0)

@@ -63,7 +63,7 @@ func claimant(t *testing.T, w *world) rival {
 	return r
 }
 
-func TestAFenceHoldsOffTheNextClaimUntilItsTransactionEnds(t *testing.T) { // C77
+func TestAFenceHoldsOffTheNextClaimUntilItsTransactionEnds(t *testing.T) {
 	for how, end := range map[string]func(*gorm.DB) *gorm.DB{"commit": (*gorm.DB).Commit, "roll-back": (*gorm.DB).Rollback} {
 		t.Run(how, func(t *testing.T) {
 			dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
@@ -208,7 +208,8 @@ func TestTheInnermostOfTermsAndClaimsCounts(t *testing.T) {
 	})
 }
 
-func TestAFenceUndoneByASavepointHoldsNobodyOff(t *testing.T) { // C77: as documented
+// doc.go warns of such a roll-back.
+func TestAFenceUndoneByASavepointHoldsNobodyOff(t *testing.T) {
 	db := dbtest.Postgres(t)
 	w := newWorld(t, db, fresh(t, db)).byTheCallers()
 	h := w.claim(t, "A")
@@ -221,7 +222,8 @@ func TestAFenceUndoneByASavepointHoldsNobodyOff(t *testing.T) { // C77: as docum
 	must(t, <-claimant(t, w).outcome)
 }
 
-func TestAClaimOfAModelFencesOtherTables(t *testing.T) { // the issue: effects once
+// What a worker writes in another table is there once.
+func TestAClaimOfAModelFencesOtherTables(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		gdb := migrated(t, db)
 		exec(t, gdb, "CREATE TABLE notes (text varchar(20))")

@@ -11,7 +11,7 @@ import (
 	"github.com/sqllease/lease/internal/dbtest"
 )
 
-func TestWhateverTheHandleCarriesItemsWorkAsOnACleanOne(t *testing.T) { // C24
+func TestWhateverTheHandleCarriesItemsWorkAsOnACleanOne(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		gdb := fresh(t, db)
 		for what, carry := range strange {
@@ -23,7 +23,7 @@ func TestWhateverTheHandleCarriesItemsWorkAsOnACleanOne(t *testing.T) { // C24
 	})
 }
 
-func TestAPluginThatAddsConditionsDoesNotReachItems(t *testing.T) { // C24, as for leases
+func TestAPluginThatAddsConditionsDoesNotReachItems(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		gdb := fresh(t, db)
 		none := func(db *gorm.DB) { db.Where("tenant = 0") }
@@ -34,7 +34,7 @@ func TestAPluginThatAddsConditionsDoesNotReachItems(t *testing.T) { // C24, as f
 	})
 }
 
-func TestWhateverTheConfigSaysItemsKeepToTheirTable(t *testing.T) { // C24, C26
+func TestWhateverTheConfigSaysItemsKeepToTheirTable(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		for what, config := range map[string]*gorm.Config{
 			"PrepareStmt":             {PrepareStmt: true},
@@ -57,7 +57,7 @@ func TestWhateverTheConfigSaysItemsKeepToTheirTable(t *testing.T) { // C24, C26
 	})
 }
 
-func TestItemsWorkOnOneConnection(t *testing.T) { // C34, C35
+func TestItemsWorkOnOneConnection(t *testing.T) {
 	for _, prepare := range []bool{false, true} {
 		t.Run(fmt.Sprintf("PrepareStmt %v", prepare), func(t *testing.T) {
 			dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
@@ -75,7 +75,7 @@ func TestItemsWorkOnOneConnection(t *testing.T) { // C34, C35
 	}
 }
 
-func TestItemsWorkInAnotherProtocolOrSessionOfPostgres(t *testing.T) { // C33
+func TestItemsWorkInAnotherProtocolOrSessionOfPostgres(t *testing.T) {
 	db := dbtest.Postgres(t)
 	fresh(t, db)
 	for _, param := range []string{

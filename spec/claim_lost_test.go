@@ -29,7 +29,7 @@ var aClaimEnds = map[string]func(t *testing.T, w *world){
 	},
 }
 
-func TestAClaimThatIsLostChangesNothing(t *testing.T) { // C50, C54
+func TestAClaimThatIsLostChangesNothing(t *testing.T) {
 	uses := map[string]func(t *testing.T, w *world, h *lease.Holder) error{
 		"Renew":   func(t *testing.T, _ *world, h *lease.Holder) error { return h.Renew(t.Context()) },
 		"Save":    func(t *testing.T, _ *world, h *lease.Holder) error { return h.Save(t.Context(), with(h, 1)) },
@@ -92,7 +92,8 @@ func TestAnotherWritersGORMSaveFreesNoClaim(t *testing.T) {
 	})
 }
 
-func TestAnotherWritersGORMSaveOfAnOldRowCostsTheClaimItsNextSave(t *testing.T) { // as documented
+// The README asks other writers to update only the columns they mean.
+func TestAnotherWritersGORMSaveOfAnOldRowCostsTheClaimItsNextSave(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		gdb := withRow(t, db, byBytes{ID: []byte("key")})
 		h, err := lease.ClaimAs[byBytes](t.Context(), gdb, []byte("key"), "A", "", time.Minute, nil)

@@ -149,7 +149,7 @@ func TestAPayloadThatIsNotJSONIsInvalidBeforeAnySQL(t *testing.T) {
 	})
 }
 
-func TestAPayloadIsGoodOnEveryDatabaseOrOnNone(t *testing.T) { // the spirit of C17
+func TestAPayloadIsGoodOnEveryDatabaseOrOnNone(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		gdb := fresh(t, db)
 		for what, text := range map[string]string{

@@ -69,7 +69,7 @@ func TestAClaimThatRanOutAndNobodyTookMayBeUsed(t *testing.T) {
 	})
 }
 
-func TestARenewalBesideALaterOneIsNoLoss(t *testing.T) { // C69
+func TestARenewalBesideALaterOneIsNoLoss(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		w := newWorld(t, db, fresh(t, db)).byTheCallers()
 		h := w.claim(t, "A")
@@ -89,7 +89,7 @@ func TestARenewalBesideALaterOneIsNoLoss(t *testing.T) { // C69
 	})
 }
 
-func TestRenewalsAtOnceAreAllGood(t *testing.T) { // C69
+func TestRenewalsAtOnceAreAllGood(t *testing.T) {
 	everyClock(t, func(t *testing.T, w *world) {
 		h := w.claim(t, "A")
 		winners := race(t, 6, func(int) (bool, error) {
@@ -110,7 +110,7 @@ func TestRenewalsAtOnceAreAllGood(t *testing.T) { // C69
 	})
 }
 
-func TestRenewalsByAClockThatWasSetBackALittleNeverTakeTheExpiryBack(t *testing.T) { // C69
+func TestRenewalsByAClockThatWasSetBackALittleNeverTakeTheExpiryBack(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		w := newWorld(t, db, fresh(t, db)).byTheCallers()
 		h := w.claim(t, "A")
@@ -156,7 +156,7 @@ func (p *tardy) QueryContext(ctx context.Context, query string, args ...any) (*s
 	return rows, err
 }
 
-func TestTheReplyToAnEarlierRenewalTakesNothingBackInItem(t *testing.T) { // C69
+func TestTheReplyToAnEarlierRenewalTakesNothingBackInItem(t *testing.T) {
 	db := dbtest.Postgres(t) // which carries a statement out before anybody reads the reply
 	w := newWorld(t, db, fresh(t, db)).byTheCallers()
 	pool := &tardy{DB: db.SQL(t), carried: make(chan struct{}), goes: make(chan struct{})}

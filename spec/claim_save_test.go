@@ -42,7 +42,7 @@ func TestASaveWritesThePayloadAndDoneAndNotTheClaim(t *testing.T) {
 	})
 }
 
-func TestASaveOfNamedColumnsLeavesTheOthers(t *testing.T) { // C85
+func TestASaveOfNamedColumnsLeavesTheOthers(t *testing.T) {
 	everyClock(t, func(t *testing.T, w *world) {
 		h := w.claim(t, "A")
 		exec(t, w.gdb, "UPDATE lease_items SET payload = ?", string(payload(5)))
@@ -122,7 +122,7 @@ func TestItemIsTheRowAsTheClaimLastWroteIt(t *testing.T) {
 	})
 }
 
-func TestARunningRenewalDoesNotUndoASaveInItem(t *testing.T) { // C69
+func TestARunningRenewalDoesNotUndoASaveInItem(t *testing.T) {
 	everyClock(t, func(t *testing.T, w *world) {
 		h := w.claim(t, "A")
 		const saves = 25
@@ -187,7 +187,7 @@ func TestASaveWaitsForTheOneBeforeAndForItsContext(t *testing.T) {
 	must(t, h.Save(t.Context(), with(h, 3)))
 }
 
-func TestSavesRenewalsAndAReleaseAtOnceNeverReadAsALossBeforeIt(t *testing.T) { // C69
+func TestSavesRenewalsAndAReleaseAtOnceNeverReadAsALossBeforeIt(t *testing.T) {
 	everyIsolation(t, func(t *testing.T, db *dbtest.Database) {
 		w := newWorld(t, db, keepConnections(t, fresh(t, db)))
 		for range 10 {

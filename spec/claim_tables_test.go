@@ -12,7 +12,7 @@ import (
 	"github.com/sqllease/lease/internal/dbtest"
 )
 
-func TestOtherTablesAreOtherItems(t *testing.T) { // C26, C82
+func TestOtherTablesAreOtherItems(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		run(t, db, "CREATE TABLE lease_items (tenant varchar(20));\nINSERT INTO lease_items VALUES ('Smith')")
 		gdb := db.Open(t)

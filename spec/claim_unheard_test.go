@@ -78,7 +78,8 @@ func losing(t *testing.T, db *dbtest.Database) (*world, *lossy, *lease.Holder) {
 	return w, pool, w.claim(t, "A")
 }
 
-func TestALateSaveNeverReplacesANewerOne(t *testing.T) { // C80
+// The reply to a save was lost, and its statement lands after a newer save.
+func TestALateSaveNeverReplacesANewerOne(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		w, pool, h := losing(t, db)
 		pool.fate = delayed
@@ -102,7 +103,7 @@ func TestALateSaveNeverReplacesANewerOne(t *testing.T) { // C80
 	})
 }
 
-func TestASaveIsGoodAfterOneThatLandedUnheard(t *testing.T) { // C80
+func TestASaveIsGoodAfterOneThatLandedUnheard(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		w, pool, h := losing(t, db)
 		pool.fate = unheard
@@ -123,7 +124,7 @@ func TestASaveIsGoodAfterOneThatLandedUnheard(t *testing.T) { // C80
 	})
 }
 
-func TestWhateverIsLostTheNewestSaveThatLandedStays(t *testing.T) { // C80
+func TestWhateverIsLostTheNewestSaveThatLandedStays(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		w, pool, h := losing(t, db)
 		r := rand.New(rand.NewPCG(80, 80))
@@ -155,7 +156,7 @@ func TestWhateverIsLostTheNewestSaveThatLandedStays(t *testing.T) { // C80
 	})
 }
 
-func TestALateSaveDoesNotReplaceWhatATransactionSaved(t *testing.T) { // C80
+func TestALateSaveDoesNotReplaceWhatATransactionSaved(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		w, pool, h := losing(t, db)
 		pool.fate = delayed
@@ -188,7 +189,7 @@ func TestAReleaseWhoseReplyWasLostMayBeRepeated(t *testing.T) {
 	})
 }
 
-func TestALateSaveOfAModelNeverReplacesANewerOne(t *testing.T) { // C80
+func TestALateSaveOfAModelNeverReplacesANewerOne(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		clean := migrated(t, db)
 		parcels(t, clean, 1)

@@ -12,7 +12,7 @@ import (
 	"github.com/sqllease/lease/internal/dbtest"
 )
 
-func TestAFenceBoundsHowLongItsTransactionMayLieIdle(t *testing.T) { // C75
+func TestAFenceBoundsHowLongItsTransactionMayLieIdle(t *testing.T) {
 	for session, want := range map[string]string{"0": "1min", "2s": "2s", "1500ms": "1500ms", "59999ms": "59999ms", "2min": "1min", "24d": "1min"} {
 		t.Run(session, func(t *testing.T) {
 			db := dbtest.Postgres(t)
@@ -37,7 +37,7 @@ func TestAFenceBoundsHowLongItsTransactionMayLieIdle(t *testing.T) { // C75
 	}
 }
 
-func TestABoundLongerThanPostgresTakesIsTheLongestItTakes(t *testing.T) { // C10
+func TestABoundLongerThanPostgresTakesIsTheLongestItTakes(t *testing.T) {
 	gdb := fresh(t, dbtest.Postgres(t))
 	for _, ttl := range []time.Duration{time.Hour, 30 * 24 * time.Hour, 1<<63 - 1} {
 		exec(t, gdb, "DELETE FROM leases")
@@ -51,7 +51,8 @@ func TestABoundLongerThanPostgresTakesIsTheLongestItTakes(t *testing.T) { // C10
 	}
 }
 
-func TestATransactionThatLiesIdleForTheTTLIsCutOffAndLost(t *testing.T) { // C75
+// Its process is frozen, or cut off.
+func TestATransactionThatLiesIdleForTheTTLIsCutOffAndLost(t *testing.T) {
 	db := dbtest.Postgres(t)
 	gdb, other := withNotes(t, db), db.Open(t)
 	const ttl = 250 * time.Millisecond
@@ -96,7 +97,8 @@ func TestATransactionThatIsCutOffInATermThatGoesOnIsNotLost(t *testing.T) {
 // Unix socket there is none, and it reads as 0.
 const unread = "SHOW tcp_user_timeout"
 
-func TestAFenceBoundsHowLongItsClientMayReadNothing(t *testing.T) { // C110
+// A client that froze in the middle of a large result reads nothing.
+func TestAFenceBoundsHowLongItsClientMayReadNothing(t *testing.T) {
 	for session, want := range map[string]string{"0": "60000", "1500": "1500", "59999": "59999", "120000": "60000"} {
 		t.Run(session, func(t *testing.T) {
 			db := dbtest.Postgres(t)
@@ -127,7 +129,7 @@ func TestAFenceBoundsHowLongItsClientMayReadNothing(t *testing.T) { // C110
 	}
 }
 
-func TestAFenceOverAUnixSocketWorksWithoutThatBound(t *testing.T) { // C110
+func TestAFenceOverAUnixSocketWorksWithoutThatBound(t *testing.T) {
 	db := dbtest.Postgres(t)
 	gdb := fresh(t, db)
 	directory, _, _ := strings.Cut(ask[string](t, gdb, "SHOW unix_socket_directories"), ",")
@@ -144,7 +146,7 @@ func TestAFenceOverAUnixSocketWorksWithoutThatBound(t *testing.T) { // C110
 	}))
 }
 
-func TestASavesOwnTransactionIsBoundedAsTheCallersIs(t *testing.T) { // C75, C110
+func TestASavesOwnTransactionIsBoundedAsTheCallersIs(t *testing.T) {
 	gdb := withHooks(t, dbtest.Postgres(t))
 	h := claimHooked(t, gdb, "A")
 	ran := false
@@ -164,7 +166,7 @@ func TestASavesOwnTransactionIsBoundedAsTheCallersIs(t *testing.T) { // C75, C11
 	}
 }
 
-func TestSaveInBoundsHowLongItsTransactionMayLieIdle(t *testing.T) { // C75
+func TestSaveInBoundsHowLongItsTransactionMayLieIdle(t *testing.T) {
 	db := dbtest.Postgres(t)
 	w := newWorld(t, db, fresh(t, db))
 	h := w.claim(t, "A")
@@ -177,7 +179,7 @@ func TestSaveInBoundsHowLongItsTransactionMayLieIdle(t *testing.T) { // C75
 	}))
 }
 
-func TestSaveInOfAModelBoundsHowLongItsTransactionMayLieIdle(t *testing.T) { // C75
+func TestSaveInOfAModelBoundsHowLongItsTransactionMayLieIdle(t *testing.T) {
 	db := dbtest.Postgres(t)
 	w := &world{db: db, gdb: migrated(t, db), table: "parcels"}
 	parcels(t, w.gdb, 1)

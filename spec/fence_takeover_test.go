@@ -55,7 +55,7 @@ func challenge(t *testing.T, db *dbtest.Database) rival {
 	return r
 }
 
-func TestAFenceHoldsOffATakeoverUntilItsTransactionEnds(t *testing.T) { // C77
+func TestAFenceHoldsOffATakeoverUntilItsTransactionEnds(t *testing.T) {
 	for how, end := range map[string]func(*gorm.DB) *gorm.DB{"commit": (*gorm.DB).Commit, "roll-back": (*gorm.DB).Rollback} {
 		t.Run(how, func(t *testing.T) {
 			dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
@@ -177,7 +177,8 @@ func TestAFenceWaitsForATakeoverThatIsBeingDecided(t *testing.T) {
 	}
 }
 
-func TestARollBackToAnEarlierSavepointUndoesAFence(t *testing.T) { // C77: as documented
+// doc.go warns of such a roll-back.
+func TestARollBackToAnEarlierSavepointUndoesAFence(t *testing.T) {
 	db := dbtest.Postgres(t)
 	gdb := withNotes(t, db)
 	term := hold(t, gdb, "A")

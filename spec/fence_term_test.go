@@ -17,7 +17,7 @@ var over = map[string]func(t *testing.T, gdb *gorm.DB){
 	"it expired, and nobody took it": expire,
 	"it was released":                func(t *testing.T, gdb *gorm.DB) { release(t, gdb, "A", databasesClock) },
 	"another took it":                func(t *testing.T, gdb *gorm.DB) { expire(t, gdb); granted(t, gdb, "B", databasesClock) },
-	"its holder took it again":       func(t *testing.T, gdb *gorm.DB) { expire(t, gdb); granted(t, gdb, "A", databasesClock) }, // C50
+	"its holder took it again":       func(t *testing.T, gdb *gorm.DB) { expire(t, gdb); granted(t, gdb, "A", databasesClock) },
 	"its holder released and took it": func(t *testing.T, gdb *gorm.DB) {
 		release(t, gdb, "A", databasesClock)
 		granted(t, gdb, "A", databasesClock)
@@ -78,7 +78,7 @@ func TestNothingIsCommittedOnceTheTermIsOver(t *testing.T) {
 	}
 }
 
-func TestAWorkersNextTermIsFencedByItsOwnEpoch(t *testing.T) { // C50
+func TestAWorkersNextTermIsFencedByItsOwnEpoch(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		gdb := withNotes(t, db)
 		old := hold(t, gdb, "A")
@@ -94,7 +94,7 @@ func TestAWorkersNextTermIsFencedByItsOwnEpoch(t *testing.T) { // C50
 	})
 }
 
-func TestAFenceWithoutATransactionOrATermIsInvalid(t *testing.T) { // C77
+func TestAFenceWithoutATransactionOrATermIsInvalid(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		gdb := withNotes(t, db)
 		term := hold(t, gdb, "A")
@@ -176,7 +176,7 @@ func TestTheTermReachesATransactionThroughItsContext(t *testing.T) {
 	})
 }
 
-func TestATermMadeByHandIsFencedInTheTablesOfTheHandle(t *testing.T) { // C26
+func TestATermMadeByHandIsFencedInTheTablesOfTheHandle(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		gdb := withNotes(t, db)
 		app := lease.Tables(gdb, "app_")

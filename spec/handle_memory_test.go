@@ -16,7 +16,7 @@ import (
 
 var quiet = slog.New(slog.DiscardHandler)
 
-func TestSQLiteInMemoryWithSeveralConnectionsIsRefused(t *testing.T) { // C23
+func TestSQLiteInMemoryWithSeveralConnectionsIsRefused(t *testing.T) {
 	for _, dsn := range []string{":memory:", "", "file::memory:", "file:x?mode=memory"} {
 		t.Run(dsn, func(t *testing.T) {
 			gdb := memory(t, dsn)
@@ -39,7 +39,7 @@ func TestSQLiteInMemoryWithSeveralConnectionsIsRefused(t *testing.T) { // C23
 	}
 }
 
-func TestSQLiteInMemoryWorksOnOneConnectionOrASharedCache(t *testing.T) { // C23
+func TestSQLiteInMemoryWorksOnOneConnectionOrASharedCache(t *testing.T) {
 	t.Run("one connection", func(t *testing.T) {
 		gdb := memory(t, ":memory:")
 		pool(t, gdb).SetMaxOpenConns(1)

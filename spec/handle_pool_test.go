@@ -12,7 +12,7 @@ import (
 	"github.com/sqllease/lease/internal/dbtest"
 )
 
-func TestAnythingOnOneConnectionWorks(t *testing.T) { // C34, C35
+func TestAnythingOnOneConnectionWorks(t *testing.T) {
 	for _, prepare := range []bool{false, true} {
 		t.Run(fmt.Sprintf("PrepareStmt %v", prepare), func(t *testing.T) {
 			dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
@@ -33,7 +33,8 @@ func TestAnythingOnOneConnectionWorks(t *testing.T) { // C34, C35
 	}
 }
 
-func TestWorkInATransactionOnASmallPoolHangsNobodyForGood(t *testing.T) { // C34
+// The work holds the connections that renewals need.
+func TestWorkInATransactionOnASmallPoolHangsNobodyForGood(t *testing.T) {
 	for _, conns := range []int{1, 2} {
 		t.Run(fmt.Sprint(conns), func(t *testing.T) {
 			dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {

@@ -15,7 +15,7 @@ import (
 	"github.com/sqllease/lease/internal/dbtest"
 )
 
-func TestWhateverTheHandleCarriesItWorksAsACleanOne(t *testing.T) { // C24
+func TestWhateverTheHandleCarriesItWorksAsACleanOne(t *testing.T) {
 	type stranger struct{ ID int }
 	cancelled, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -81,7 +81,7 @@ func TestWhateverTheHandleCarriesItWorksAsACleanOne(t *testing.T) { // C24
 	}
 }
 
-func TestWhateverTheConfigSaysItWorksAndKeepsToItsTable(t *testing.T) { // C24, C26
+func TestWhateverTheConfigSaysItWorksAndKeepsToItsTable(t *testing.T) {
 	for what, config := range map[string]*gorm.Config{
 		"PrepareStmt":             {PrepareStmt: true},
 		"SkipDefaultTransaction":  {SkipDefaultTransaction: true},
@@ -103,7 +103,7 @@ func TestWhateverTheConfigSaysItWorksAndKeepsToItsTable(t *testing.T) { // C24, 
 	}
 }
 
-func TestEnsureSchemaWorksWhateverTheHandleCarries(t *testing.T) { // C24
+func TestEnsureSchemaWorksWhateverTheHandleCarries(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		gdb := db.Open(t)
 		carrying := gdb.Table("strangers").Where("1 = 0").Model(&struct{ ID int }{}).Select("holder").Omit("epoch").Limit(0)
@@ -113,7 +113,7 @@ func TestEnsureSchemaWorksWhateverTheHandleCarries(t *testing.T) { // C24
 	})
 }
 
-func TestAnotherProtocolOrSessionOfPostgresWorks(t *testing.T) { // C33
+func TestAnotherProtocolOrSessionOfPostgresWorks(t *testing.T) {
 	for _, param := range []string{
 		"default_query_exec_mode=simple_protocol", "default_query_exec_mode=exec", "default_query_exec_mode=describe_exec",
 		"DateStyle=German", "IntervalStyle=sql_standard", "extra_float_digits=-15", "standard_conforming_strings=off",

@@ -14,7 +14,7 @@ import (
 	"github.com/sqllease/lease/internal/dbtest"
 )
 
-func TestOtherTablesAreOtherLeases(t *testing.T) { // C26
+func TestOtherTablesAreOtherLeases(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		gdb := fresh(t, db)
 		prefixes := []string{"app_", "APP_", "x"}
@@ -48,7 +48,7 @@ func TestOtherTablesAreOtherLeases(t *testing.T) { // C26
 	})
 }
 
-func TestSessionsAndTransactionsKeepTheTables(t *testing.T) { // C26
+func TestSessionsAndTransactionsKeepTheTables(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		gdb := fresh(t, db)
 		app := lease.Tables(gdb, "app_")
@@ -94,7 +94,7 @@ func TestSessionsAndTransactionsKeepTheTables(t *testing.T) { // C26
 	})
 }
 
-func TestTheSearchPathChoosesTheSchema(t *testing.T) { // C26
+func TestTheSearchPathChoosesTheSchema(t *testing.T) {
 	db := dbtest.Postgres(t)
 	admin := db.Open(t)
 	exec(t, admin, "CREATE SCHEMA one")

@@ -15,7 +15,7 @@ import (
 
 // Names and TTLs
 
-func TestNamesAndHoldersAreCheckedBeforeAnySQL(t *testing.T) { // C17
+func TestNamesAndHoldersAreCheckedBeforeAnySQL(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		fresh(t, db)
 		gdb, spy := spied(t, db)
@@ -59,7 +59,7 @@ func TestNamesAndHoldersAreCheckedBeforeAnySQL(t *testing.T) { // C17
 	})
 }
 
-func TestATTLMustBePositive(t *testing.T) { // C10
+func TestATTLMustBePositive(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		gdb := fresh(t, db)
 		for _, ttl := range []time.Duration{0, -1, -time.Minute, math.MinInt64} {
@@ -74,7 +74,7 @@ func TestATTLMustBePositive(t *testing.T) { // C10
 	})
 }
 
-func TestATinyTTLIsGrantedAndSoonOver(t *testing.T) { // C10
+func TestATinyTTLIsGrantedAndSoonOver(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		gdb := fresh(t, db)
 		now := noon
@@ -87,7 +87,7 @@ func TestATinyTTLIsGrantedAndSoonOver(t *testing.T) { // C10
 	})
 }
 
-func TestAHugeTTLDoesNotWrapAround(t *testing.T) { // C10
+func TestAHugeTTLDoesNotWrapAround(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		gdb := fresh(t, db)
 		for _, now := range []time.Time{databasesClock, noon, time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC)} {

@@ -74,7 +74,7 @@ func TestARefusalWaitsForNoLock(t *testing.T) {
 	}
 }
 
-func TestAllRenewalsAreHeapOnly(t *testing.T) { // C72
+func TestAllRenewalsAreHeapOnly(t *testing.T) {
 	gdb := fresh(t, dbtest.Postgres(t))
 	pool(t, gdb).SetMaxOpenConns(1) // statistics are kept by session until they are flushed
 	const renewals = 1000

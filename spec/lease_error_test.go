@@ -79,7 +79,7 @@ func TestNoErrorTellsAPassword(t *testing.T) {
 	}
 }
 
-func TestAFailingSelectIsAnErrorAndNotAFreeLease(t *testing.T) { // C27
+func TestAFailingSelectIsAnErrorAndNotAFreeLease(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		fresh(t, db)
 		gdb, spy := spied(t, db)

@@ -13,7 +13,7 @@ import (
 	"github.com/sqllease/lease/internal/dbtest"
 )
 
-func TestWhateverTheHandleCarriesModelsWorkAsOnACleanOne(t *testing.T) { // C24
+func TestWhateverTheHandleCarriesModelsWorkAsOnACleanOne(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		clean := migrated(t, db)
 		for what, carry := range strange {
@@ -25,7 +25,7 @@ func TestWhateverTheHandleCarriesModelsWorkAsOnACleanOne(t *testing.T) { // C24
 	})
 }
 
-func TestAHandleThatSkipsHooksDoesNotSkipThoseOfASave(t *testing.T) { // C24
+func TestAHandleThatSkipsHooksDoesNotSkipThoseOfASave(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		gdb := withHooks(t, db).Session(&gorm.Session{SkipHooks: true})
 		h := claimHooked(t, gdb, "A")
@@ -80,7 +80,7 @@ type twiceNamed struct {
 	lease.Claimable
 }
 
-func TestHandlesThatNameAColumnDifferentlyEachUseTheirOwn(t *testing.T) { // C26
+func TestHandlesThatNameAColumnDifferentlyEachUseTheirOwn(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		one := withRow(t, db, twiceNamed{ID: 1, Weight: 1})
 		other := db.Open(t, &gorm.Config{NamingStrategy: schema.NamingStrategy{NameReplacer: strings.NewReplacer("Weight", "Mass")}})

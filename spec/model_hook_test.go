@@ -157,6 +157,8 @@ func TestSavesWithHooksWorkAtEveryIsolation(t *testing.T) {
 	})
 }
 
+// Models with one hook each, which writes a note.
+
 type (
 	beforeSaved struct {
 		ID uint
@@ -272,7 +274,7 @@ func TestAHookOfAClaimReadsThePrimaryAndBeginsEachStatementAnew(t *testing.T) {
 	}
 }
 
-func TestAHookOfAClaimMayUseTheOnlyConnection(t *testing.T) { // C34, C35
+func TestAHookOfAClaimMayUseTheOnlyConnection(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		gdb := withHooks(t, db)
 		pool(t, gdb).SetMaxOpenConns(1)

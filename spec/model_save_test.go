@@ -55,7 +55,7 @@ func TestAModelOfTheUsersOwnIsClaimedAsAnItemIs(t *testing.T) {
 	})
 }
 
-func TestASaveWritesTheModelsOwnColumns(t *testing.T) { // C85
+func TestASaveWritesTheModelsOwnColumns(t *testing.T) {
 	withParcels(t, 2, func(t *testing.T, w *world) {
 		must(t, w.gdb.Create(&customer{ID: 7, Name: "Smith"}).Error)
 		statements(t, w.gdb, "UPDATE parcels SET origin = 'Oslo', scans = 3")
@@ -96,7 +96,7 @@ func TestASaveWritesTheModelsOwnColumns(t *testing.T) { // C85
 	})
 }
 
-func TestASaveOfNamedColumnsLeavesAnotherWritersAlone(t *testing.T) { // C85
+func TestASaveOfNamedColumnsLeavesAnotherWritersAlone(t *testing.T) {
 	for how, names := range map[string][]string{
 		"as in the table": {"weight", "owner", "from_zip", "labels"}, "as in Go": {"Weight", "Owner", "Zip", "Labels"},
 	} {

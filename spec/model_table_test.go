@@ -44,7 +44,7 @@ type inInfra struct {
 
 func (inInfra) TableName() string { return "infra.parcels" }
 
-func TestAModelMayLiveInAnotherSchema(t *testing.T) { // C26
+func TestAModelMayLiveInAnotherSchema(t *testing.T) {
 	db := dbtest.Postgres(t)
 	gdb := migrated(t, db) // with parcels of the same name in public
 	parcels(t, gdb, 1)
@@ -74,7 +74,7 @@ func TestAModelMayLiveInAnotherSchema(t *testing.T) { // C26
 	}
 }
 
-func TestAModelFollowsTheNamingStrategy(t *testing.T) { // C26
+func TestAModelFollowsTheNamingStrategy(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		plain := migrated(t, db)
 		gdb := migrated(t, db, &gorm.Config{NamingStrategy: schema.NamingStrategy{TablePrefix: "app_", SingularTable: true}})

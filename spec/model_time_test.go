@@ -63,7 +63,7 @@ type replicated struct {
 	lease.Claimable
 }
 
-func TestASaveOfNamedColumnsLeavesAnUpdatedAtThatIsAnothersAlone(t *testing.T) { // C85
+func TestASaveOfNamedColumnsLeavesAnUpdatedAtThatIsAnothersAlone(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		gdb := withRow(t, db, replicated{ID: 1, UpdatedAt: noon})
 		h, err := lease.ClaimAs[replicated](t.Context(), gdb, 1, "A", "", time.Minute, nil)

@@ -84,7 +84,7 @@ func TestEnsureSchemaInATransactionIsPartOfIt(t *testing.T) {
 	})
 }
 
-func TestEnsureSchemaSetsNothingInACallersTransaction(t *testing.T) { // C90
+func TestEnsureSchemaSetsNothingInACallersTransaction(t *testing.T) {
 	gdb := dbtest.Postgres(t).Open(t)
 	must(t, gdb.Transaction(func(tx *gorm.DB) error {
 		must(t, lease.EnsureSchema(tx))

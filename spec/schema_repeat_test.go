@@ -13,7 +13,7 @@ import (
 	"github.com/sqllease/lease/internal/dbtest"
 )
 
-func TestEightMayCallEnsureSchemaAtOnce(t *testing.T) { // C30
+func TestEightMayCallEnsureSchemaAtOnce(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		var handles []*gorm.DB
 		for range 8 {
@@ -30,7 +30,8 @@ func TestEightMayCallEnsureSchemaAtOnce(t *testing.T) { // C30
 	})
 }
 
-func TestEnsureSchemaBearsAnotherThatJustCreatesTheTable(t *testing.T) { // C30: some other tool, which does not queue with us
+// Another tool makes the table. It does not queue as EnsureSchema does.
+func TestEnsureSchemaBearsAnotherThatJustCreatesTheTable(t *testing.T) {
 	for what, config := range map[string]*gorm.Config{"plain": {}, "TranslateError": {TranslateError: true}} {
 		t.Run(what, func(t *testing.T) {
 			db := dbtest.Postgres(t)
@@ -53,7 +54,7 @@ func TestEnsureSchemaBearsAnotherThatJustCreatesTheTable(t *testing.T) { // C30:
 	}
 }
 
-func TestEnsureSchemaAgainRunsNoDDL(t *testing.T) { // C31
+func TestEnsureSchemaAgainRunsNoDDL(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		fresh(t, db)
 		gdb, spy := spied(t, db)
@@ -65,7 +66,7 @@ func TestEnsureSchemaAgainRunsNoDDL(t *testing.T) { // C31
 	})
 }
 
-func TestEnsureSchemaAgainWaitsForNoLock(t *testing.T) { // C31
+func TestEnsureSchemaAgainWaitsForNoLock(t *testing.T) {
 	db := dbtest.Postgres(t)
 	gdb := fresh(t, db)
 	granted(t, gdb, "A", noon)
@@ -87,7 +88,7 @@ func TestEnsureSchemaAgainWaitsForNoLock(t *testing.T) { // C31
 	}
 }
 
-func TestEnsureSchemaAgainDoesNotNeedSQLitesWriteLock(t *testing.T) { // C31
+func TestEnsureSchemaAgainDoesNotNeedSQLitesWriteLock(t *testing.T) {
 	file, _, _ := strings.Cut(dbtest.SQLite(t).DSN, "?")
 	db := &dbtest.Database{Backend: dbtest.BackendSQLite, DSN: file + "?_journal_mode=WAL&_busy_timeout=0"}
 	gdb := fresh(t, db)

@@ -8,7 +8,7 @@ import (
 	"github.com/sqllease/lease/internal/dbtest"
 )
 
-func TestAStrangersTableStaysAsItIs(t *testing.T) { // C82
+func TestAStrangersTableStaysAsItIs(t *testing.T) {
 	for what, script := range map[string]string{
 		"of flats": `CREATE TABLE leases (id integer PRIMARY KEY, tenant varchar(50), starts date, ends date);
 INSERT INTO leases (id, tenant) VALUES (1, 'Smith')`,
@@ -47,7 +47,7 @@ INSERT INTO leases VALUES ('job', 'A', NULL)`)
 	}
 }
 
-func TestAStrangersTableOfItemsStaysAsItIs(t *testing.T) { // C82
+func TestAStrangersTableOfItemsStaysAsItIs(t *testing.T) {
 	for what, script := range map[string]string{
 		"of flats":                "CREATE TABLE lease_items (id integer PRIMARY KEY, flat varchar(50))",
 		"with one column missing": strings.Replace(itemsTable(t, "postgres"), `	"claim_step_id" varchar(200) NOT NULL DEFAULT '',`+"\n", "", 1),

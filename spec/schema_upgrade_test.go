@@ -91,7 +91,7 @@ func TestATableOfItemsThatLostItsIndexGetsItBack(t *testing.T) {
 	})
 }
 
-func TestLeadersKeepRenewingWhileEnsureSchemaWaitsForALockedTable(t *testing.T) { // C83
+func TestLeadersKeepRenewingWhileEnsureSchemaWaitsForALockedTable(t *testing.T) {
 	db := dbtest.Postgres(t)
 	run(t, db, oldSchema(t, "3-columns.sql"))
 	long := db.Open(t).Begin()
@@ -140,7 +140,7 @@ func oldLeases(t *testing.T, gdb *gorm.DB) {
 	exec(t, gdb, `INSERT INTO leases VALUES ('job', 'old', 0)`)
 }
 
-func TestAReplicaThatIsCutOffBetweenDDLAndCommitHoldsUpALeaderForASecond(t *testing.T) { // C90
+func TestAReplicaThatIsCutOffBetweenDDLAndCommitHoldsUpALeaderForASecond(t *testing.T) {
 	const ttl = 3 * time.Second
 	db := dbtest.Postgres(t)
 	direct := db.Open(t)
@@ -179,7 +179,7 @@ func TestAReplicaThatIsCutOffBetweenDDLAndCommitHoldsUpALeaderForASecond(t *test
 	<-returned
 }
 
-func TestEnsureSchemaGoesOnAfterTheServerEndedItsTransaction(t *testing.T) { // C90
+func TestEnsureSchemaGoesOnAfterTheServerEndedItsTransaction(t *testing.T) {
 	db := dbtest.Postgres(t)
 	direct := db.Open(t)
 	oldLeases(t, direct)

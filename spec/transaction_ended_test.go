@@ -203,7 +203,7 @@ func (s *scene) fails(what string, err error) {
 	}
 }
 
-func TestNothingFollowsAStatementThatEndedAFencedTransaction(t *testing.T) { // C86
+func TestNothingFollowsAStatementThatEndedAFencedTransaction(t *testing.T) {
 	everyEnding(t, func(s *scene) {
 		err := lease.Transaction(s.ctx, s.gdb, func(tx *gorm.DB) error {
 			must(s.T, write(tx))
@@ -228,7 +228,7 @@ func TestNothingFollowsAStatementThatEndedAFencedTransaction(t *testing.T) { // 
 	})
 }
 
-func TestNothingFollowsAStatementThatEndedTheCallersTransactionAfterItsFence(t *testing.T) { // C86
+func TestNothingFollowsAStatementThatEndedTheCallersTransactionAfterItsFence(t *testing.T) {
 	everyEnding(t, func(s *scene) {
 		for what, later := range laters {
 			s.ended(what, s.gdb.WithContext(s.ctx).Transaction(func(tx *gorm.DB) error {
@@ -244,7 +244,7 @@ func TestNothingFollowsAStatementThatEndedTheCallersTransactionAfterItsFence(t *
 	})
 }
 
-func TestAFenceRefusesATransactionThatAStatementHasEnded(t *testing.T) { // C86
+func TestAFenceRefusesATransactionThatAStatementHasEnded(t *testing.T) {
 	everyEnding(t, func(s *scene) {
 		for what, later := range laters {
 			s.ended(what, s.gdb.WithContext(s.ctx).Transaction(func(tx *gorm.DB) error {
@@ -260,7 +260,7 @@ func TestAFenceRefusesATransactionThatAStatementHasEnded(t *testing.T) { // C86
 	})
 }
 
-func TestTransactionInATransactionThatAStatementEndedFails(t *testing.T) { // C86
+func TestTransactionInATransactionThatAStatementEndedFails(t *testing.T) {
 	everyEnding(t, func(s *scene) {
 		nothing := func(*gorm.DB) error { return nil }
 		for what, steps := range map[string]struct{ before, inside, after func(tx *gorm.DB) error }{
@@ -290,7 +290,7 @@ func TestTransactionInATransactionThatAStatementEndedFails(t *testing.T) { // C8
 	})
 }
 
-func TestAnItemIsNotDoneWithoutItsEffect(t *testing.T) { // C86
+func TestAnItemIsNotDoneWithoutItsEffect(t *testing.T) {
 	everyEnding(t, func(s *scene) {
 		must(s.T, lease.Create(s.ctx, s.gdb, lease.Item{Key: "item", Payload: payload(0)}))
 		h, err := lease.Claim(s.ctx, s.gdb, "item", "A", "", time.Minute, nil)
@@ -338,7 +338,7 @@ func TestAnItemIsNotDoneWithoutItsEffect(t *testing.T) { // C86
 	})
 }
 
-func TestASaveFailsIfAHooksStatementEndedItsTransaction(t *testing.T) { // C86
+func TestASaveFailsIfAHooksStatementEndedItsTransaction(t *testing.T) {
 	everyEnding(t, func(s *scene) {
 		must(s.T, s.gdb.AutoMigrate(&hooked{}))
 		must(s.T, s.gdb.Create(&hooked{ID: 1, Name: "One"}).Error)
@@ -545,7 +545,7 @@ func dbOf(t *testing.T, backend string) *dbtest.Database {
 	return dbtest.SQLite(t)
 }
 
-func TestATransactionThatCannotBeAskedIsRefused(t *testing.T) { // C86
+func TestATransactionThatCannotBeAskedIsRefused(t *testing.T) {
 	db := dbtest.SQLite(t)
 	withNotes(t, db)
 	gdb, spy := spied(t, db)
@@ -599,7 +599,7 @@ func TestAStatementUnderAContextThatHasEndedSaysSoAndEndsNoTransaction(t *testin
 	s.left("one whose context ended", 0)
 }
 
-func TestAGoroutineBesideTheOneThatFindsTheEndWritesNothingEither(t *testing.T) { // C86
+func TestAGoroutineBesideTheOneThatFindsTheEndWritesNothingEither(t *testing.T) {
 	s := newScene(t, dbtest.SQLite(t), false, endings[dbtest.BackendSQLite]["INSERT OR ROLLBACK"])
 	for range 20 {
 		s.ended("side by side", lease.Transaction(s.ctx, s.gdb, func(tx *gorm.DB) error {
@@ -628,7 +628,7 @@ type plainTx struct {
 	gorm.TxCommitter
 }
 
-func TestATransactionOfAnyKindOfPoolIsWatched(t *testing.T) { // C86
+func TestATransactionOfAnyKindOfPoolIsWatched(t *testing.T) {
 	db := dbtest.SQLite(t)
 	s := newScene(t, db, false, endings[dbtest.BackendSQLite]["INSERT OR ROLLBACK"])
 	plain := through(t, db, plainPool{pool(t, s.gdb)})

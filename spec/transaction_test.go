@@ -139,7 +139,7 @@ func TestTransactionTakesOptions(t *testing.T) {
 	mustBe(t, lease.Transaction(ctx, gdb, write, &sql.TxOptions{Isolation: sql.LevelSerializable}), lease.ErrLost)
 }
 
-func TestTransactionWorksOnASmallPoolWithPreparedStatements(t *testing.T) { // C34
+func TestTransactionWorksOnASmallPoolWithPreparedStatements(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		withNotes(t, db)
 		gdb := db.Open(t, &gorm.Config{PrepareStmt: true})
