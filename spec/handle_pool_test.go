@@ -88,3 +88,21 @@ func TestWorkInATransactionOnASmallPoolHangsNobodyForGood(t *testing.T) {
 		})
 	}
 }
+
+func TestItemsWorkOnOneConnection(t *testing.T) {
+	for _, prepare := range []bool{false, true} {
+		t.Run(fmt.Sprintf("PrepareStmt %v", prepare), func(t *testing.T) {
+			dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+				gdb := db.Open(t, &gorm.Config{PrepareStmt: prepare})
+				pool(t, gdb).SetMaxOpenConns(1)
+				ensure(t, gdb)
+				itemsWork(t, gdb)
+				must(t, gdb.Connection(func(conn *gorm.DB) error {
+					exec(t, conn, "DELETE FROM lease_items")
+					itemsWork(t, conn)
+					return nil
+				}))
+			})
+		})
+	}
+}
