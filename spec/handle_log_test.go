@@ -35,7 +35,7 @@ func (b *lockedBuffer) take() string {
 	return b.text.String()
 }
 
-func TestNothingIsLoggedThroughGORM(t *testing.T) {
+func TestLeasesLogNothingThroughGORM(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		fresh(t, db)
 		var lines bytes.Buffer

@@ -12,7 +12,7 @@ import (
 	"github.com/sqllease/lease/internal/dbtest"
 )
 
-func TestAnythingOnOneConnectionWorks(t *testing.T) {
+func TestLeasesWorkOnOneConnection(t *testing.T) {
 	for _, prepare := range []bool{false, true} {
 		t.Run(fmt.Sprintf("PrepareStmt %v", prepare), func(t *testing.T) {
 			dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {

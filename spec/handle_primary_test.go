@@ -10,7 +10,7 @@ import (
 	"github.com/sqllease/lease/internal/dbtest"
 )
 
-func TestWhatDecidesIsReadFromThePrimary(t *testing.T) {
+func TestWhatDecidesALeaseIsReadFromThePrimary(t *testing.T) {
 	for backend, open := range map[string]func(testing.TB) *dbtest.Database{"sqlite": dbtest.SQLite, "postgres": dbtest.Postgres} {
 		for what, config := range map[string]*gorm.Config{"plain": {}, "PrepareStmt": {PrepareStmt: true}} {
 			t.Run(backend+" "+what, func(t *testing.T) {

@@ -15,7 +15,7 @@ import (
 	"github.com/sqllease/lease/internal/dbtest"
 )
 
-func TestWhateverTheHandleCarriesItWorksAsACleanOne(t *testing.T) {
+func TestWhateverTheHandleCarriesLeasesWorkAsOnACleanOne(t *testing.T) {
 	type stranger struct{ ID int }
 	cancelled, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -81,7 +81,7 @@ func TestWhateverTheHandleCarriesItWorksAsACleanOne(t *testing.T) {
 	}
 }
 
-func TestWhateverTheConfigSaysItWorksAndKeepsToItsTable(t *testing.T) {
+func TestWhateverTheConfigSaysLeasesKeepToTheirTable(t *testing.T) {
 	for what, config := range map[string]*gorm.Config{
 		"PrepareStmt":             {PrepareStmt: true},
 		"SkipDefaultTransaction":  {SkipDefaultTransaction: true},
@@ -113,7 +113,7 @@ func TestEnsureSchemaWorksWhateverTheHandleCarries(t *testing.T) {
 	})
 }
 
-func TestAnotherProtocolOrSessionOfPostgresWorks(t *testing.T) {
+func TestLeasesWorkInAnotherProtocolOrSessionOfPostgres(t *testing.T) {
 	for _, param := range []string{
 		"default_query_exec_mode=simple_protocol", "default_query_exec_mode=exec", "default_query_exec_mode=describe_exec",
 		"DateStyle=German", "IntervalStyle=sql_standard", "extra_float_digits=-15", "standard_conforming_strings=off",
