@@ -1,10 +1,9 @@
 // Package spec specifies the lease package by tests that use only what the
 // lease package exports. Almost every test runs on SQLite and on Postgres.
 //
-// This page is the table of contents. On the left stands what the documentation
-// and the README of the lease package promise, in their order. On the right
-// stands the file that holds the package to the promise. The names here lack
-// their ending, _test.go.
+// This page is the table of contents. The left column has the promises of the
+// lease package's documentation and README, in their order. The right column
+// names the file that holds the package to the promise, without _test.go.
 //
 // Tests elsewhere specify the rest. ../lease_test.go has the leases by hand. The
 // tests of Elector, HolderOf.Heartbeat and HolderOf.Run need a clock of their
