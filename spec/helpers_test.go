@@ -31,6 +31,7 @@ var (
 	everyIsolation  = leasetest.EveryIsolation
 )
 
+// ask returns the one value that the caller's own SELECT gives.
 func ask[V any](t *testing.T, gdb *gorm.DB, sql string, args ...any) V {
 	t.Helper()
 	return leasetest.Ask[V](t, gdb, sql, args...)
@@ -76,8 +77,10 @@ func withNotes(t *testing.T, db *dbtest.Database) *gorm.DB {
 	return gdb
 }
 
+// write writes a note.
 func write(tx *gorm.DB) error { return tx.Exec("INSERT INTO notes VALUES ('written')").Error }
 
+// notes counts the notes.
 func notes(t *testing.T, gdb *gorm.DB) int {
 	t.Helper()
 	return ask[int](t, gdb, "SELECT count(*) FROM notes")

@@ -13,8 +13,6 @@ import (
 	"github.com/sqllease/lease/internal/leasetest"
 )
 
-// Names and TTLs
-
 func TestNamesAndHoldersAreCheckedBeforeAnySQL(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		fresh(t, db)

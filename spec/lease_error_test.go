@@ -13,8 +13,6 @@ import (
 	"github.com/sqllease/lease/internal/dbtest"
 )
 
-// Errors
-
 func TestAnErrorSaysWhatFailedAndOnWhat(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		gdb := db.Open(t) // without a schema

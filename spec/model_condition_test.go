@@ -36,10 +36,6 @@ func (composedUntil) QueryClauses(f *schema.Field) []clause.Interface {
 	return where(clause.Or(clause.Eq{Column: f.DBName, Value: nil}, clause.Gt{Column: f.DBName, Value: "2024-03-01"}))
 }
 
-func where(conditions ...clause.Expression) []clause.Interface {
-	return []clause.Interface{clause.Where{Exprs: conditions}}
-}
-
 type (
 	rawLodger struct {
 		ID   uint

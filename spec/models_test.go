@@ -280,6 +280,12 @@ func willNotDo[T any, M lease.Model[T]](t *testing.T, gdb *gorm.DB) {
 	}
 }
 
+// Fields that narrow every query
+
+func where(conditions ...clause.Expression) []clause.Interface {
+	return []clause.Interface{clause.Where{Exprs: conditions}}
+}
+
 type level int
 
 func (level) QueryClauses(f *schema.Field) []clause.Interface {
@@ -292,11 +298,15 @@ type levelled struct {
 	lease.Claimable
 }
 
+// Plugins
+
 // An idle plugin does nothing, but may have a say for all that the package knows.
 type idle struct{}
 
 func (idle) Name() string              { return "idle" }
 func (idle) Initialize(*gorm.DB) error { return nil }
+
+// Indexes
 
 // queueIndex is the definition of the parcels' index for ClaimNext.
 func queueIndex(t *testing.T, gdb *gorm.DB, table string) string {

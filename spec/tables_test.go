@@ -87,6 +87,7 @@ func run(t *testing.T, db *dbtest.Database, script string) {
 	}
 }
 
+// ddl is lease.DDL, where no error is expected.
 func ddl(t *testing.T, dialect string) string {
 	t.Helper()
 	s, err := lease.DDL(dialect)
@@ -96,8 +97,10 @@ func ddl(t *testing.T, dialect string) string {
 	return s
 }
 
+// changes matches what writes, or locks, or begins a transaction.
 var changes = regexp.MustCompile(`(?i)^\s*(BEGIN|SAVEPOINT|LOCK|CREATE|ALTER|DROP|INSERT|UPDATE|DELETE|SET)\b`)
 
+// oldSchema is the script of an earlier version's tables.
 func oldSchema(t *testing.T, name string) string {
 	t.Helper()
 	script, err := os.ReadFile(filepath.Join("testdata", "old", name))
