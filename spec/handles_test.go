@@ -1,7 +1,6 @@
 package spec
 
 import (
-	"context"
 	"database/sql"
 	"errors"
 	"sync/atomic"
@@ -11,7 +10,6 @@ import (
 	"gorm.io/driver/postgres"
 	"gorm.io/driver/sqlite"
 	"gorm.io/gorm"
-	"gorm.io/gorm/clause"
 	"gorm.io/plugin/dbresolver"
 
 	"github.com/sqllease/lease"
@@ -95,47 +93,6 @@ func itemsWork(t *testing.T, gdb *gorm.DB) {
 	if string(it.Payload) != string(payload(5)) || it.Claimable != want {
 		t.Errorf("in the end it is %s", shows(it))
 	}
-}
-
-// strange is what a caller's handle may carry.
-var strange = map[string]func(db *gorm.DB) *gorm.DB{
-	"nothing":      func(db *gorm.DB) *gorm.DB { return db },
-	"Where":        func(db *gorm.DB) *gorm.DB { return db.Where("1 = 0") },
-	"Model":        func(db *gorm.DB) *gorm.DB { return db.Model(&lease.Record{}) },
-	"Limit":        func(db *gorm.DB) *gorm.DB { return db.Limit(0).Offset(5) },
-	"Table":        func(db *gorm.DB) *gorm.DB { return db.Table("strangers") },
-	"Select":       func(db *gorm.DB) *gorm.DB { return db.Select("key") },
-	"Omit":         func(db *gorm.DB) *gorm.DB { return db.Omit("payload", "claim_epoch", "Done") },
-	"Joins, Group": func(db *gorm.DB) *gorm.DB { return db.Joins("JOIN strangers ON 1 = 0").Group("id").Having("1 = 0") },
-	"Scopes":       func(db *gorm.DB) *gorm.DB { return db.Scopes(func(db *gorm.DB) *gorm.DB { return db.Where("1 = 0") }) },
-	"Clauses": func(db *gorm.DB) *gorm.DB {
-		return db.Clauses(clause.OnConflict{DoNothing: true}, clause.Returning{}, clause.Locking{Strength: "UPDATE"})
-	},
-	"Unscoped, Order": func(db *gorm.DB) *gorm.DB { return db.Unscoped().Order("nowhere").Distinct() },
-	"Attrs, Assign":   func(db *gorm.DB) *gorm.DB { return db.Attrs("key", "x").Assign("claim_owner", "x") },
-	"Raw":             func(db *gorm.DB) *gorm.DB { return db.Raw("SELECT 1") },
-	"Preload":         func(db *gorm.DB) *gorm.DB { return db.Preload("Nothing") },
-	"a sticky error": func(db *gorm.DB) *gorm.DB {
-		tx := db.Session(&gorm.Session{})
-		_ = tx.AddError(errors.New("sticky"))
-		return tx
-	},
-	"a failed statement's error": func(db *gorm.DB) *gorm.DB { return db.Exec("nonsense") },
-	"a cancelled context": func(db *gorm.DB) *gorm.DB {
-		ctx, cancel := context.WithCancel(context.Background())
-		cancel()
-		return db.WithContext(ctx)
-	},
-	"PrepareStmt":            func(db *gorm.DB) *gorm.DB { return db.Session(&gorm.Session{PrepareStmt: true}) },
-	"SkipDefaultTransaction": func(db *gorm.DB) *gorm.DB { return db.Session(&gorm.Session{SkipDefaultTransaction: true}) },
-	"SkipHooks":              func(db *gorm.DB) *gorm.DB { return db.Session(&gorm.Session{SkipHooks: true}) },
-	"every other setting": func(db *gorm.DB) *gorm.DB {
-		return db.Session(&gorm.Session{
-			NewDB: true, Initialized: true, DisableNestedTransaction: true, AllowGlobalUpdate: true,
-			FullSaveAssociations: true, PropagateUnscoped: true, QueryFields: true, CreateBatchSize: 1,
-		})
-	},
-	"PropagateUnscoped and Unscoped": func(db *gorm.DB) *gorm.DB { return db.Session(&gorm.Session{PropagateUnscoped: true}).Unscoped() },
 }
 
 // parcelsWork runs parcels through their lives on a handle, which is as good as a clean one.
