@@ -23,8 +23,7 @@ import (
 // transaction. The caller overlooks the error.
 var endings = map[string]map[string]func(tx *gorm.DB){
 	dbtest.BackendSQLite: {
-		"an INSERT is interrupted": interrupted(`INSERT INTO notes WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c)
-SELECT 'never' FROM c WHERE n < 0`),
+		"an INSERT is interrupted":          interrupted(`INSERT INTO notes ` + slow),
 		"INSERT OR ROLLBACK":                sends(`INSERT OR ROLLBACK INTO taken VALUES (1)`),
 		"UPDATE OR ROLLBACK":                sends(`UPDATE OR ROLLBACK taken SET id = 1`),
 		"a column says ON CONFLICT":         sends(`INSERT INTO strict VALUES (1)`),
@@ -48,12 +47,19 @@ func sends(statements ...string) func(tx *gorm.DB) {
 	}
 }
 
-// interrupted sends a statement under a context of its own, which ends before it.
+// slow takes SQLite seconds, and finds nothing.
+const slow = `WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c LIMIT 10000000) SELECT 'never' FROM c WHERE n < 0`
+
+// interrupted sends a statement under a context of its own, which ends before the
+// statement does. An interrupt that reaches SQLite before the statement has no
+// effect. The statement then runs to its end, and is sent again.
 func interrupted(statement string) func(tx *gorm.DB) {
 	return func(tx *gorm.DB) {
-		ctx, cancel := context.WithTimeout(tx.Statement.Context, 10*time.Millisecond)
-		defer cancel()
-		_ = tx.Session(&gorm.Session{NewDB: true, Context: ctx}).Exec(statement)
+		for err := error(nil); err == nil; {
+			ctx, cancel := context.WithTimeout(tx.Statement.Context, 50*time.Millisecond)
+			err = tx.Session(&gorm.Session{NewDB: true, Context: ctx}).Exec(statement).Error
+			cancel()
+		}
 	}
 }
 
@@ -383,7 +389,7 @@ func TestAStatementThatFailsAloneEndsNoTransactionOnSQLite(t *testing.T) {
 			must(t, lease.Transaction(s.ctx, s.gdb, func(tx *gorm.DB) error {
 				must(t, write(tx))
 				sends("INSERT INTO taken VALUES (1)", "no SQL")(tx)
-				interrupted("WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT n FROM c WHERE n < 0")(tx)
+				interrupted(slow)(tx)
 				if err := tx.Transaction(func(tx *gorm.DB) error { return errors.Join(write(tx), errors.New("it failed")) }); err == nil {
 					t.Error("the nested one succeeded")
 				}
