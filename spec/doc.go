@@ -5,10 +5,13 @@
 // lease package's documentation and README, in their order. The right column
 // names the file that holds the package to the promise, without _test.go.
 //
-// Tests elsewhere specify the rest. ../lease_test.go has the leases by hand. The
-// tests of Elector, HolderOf.Heartbeat and HolderOf.Run need a clock of their
-// own and stand beside the code. ../internal/torture checks the guarantees on
-// whole processes.
+// Three other places hold a part of the specification. ../lease_test.go has the
+// leases by hand. The tests of Elector, HolderOf.Heartbeat and HolderOf.Run use
+// the clocks of the package, and stand beside it: ../elector_*, ../heartbeat_*,
+// ../holder_run and ../watch. The package faults, below this one, holds leases
+// and claims to the same promises under faults of real databases.
+//
+// The torture, ../internal/torture, checks the guarantees on whole processes.
 //
 // # What is guaranteed
 //
@@ -19,11 +22,14 @@
 //	a renewal takes nothing back                      lease_renew
 //	a live claim is held against all others           claim_exclusive
 //	one claimant of many wins                         claim_contention
+//	electors, whatever happens                        ../one_leader_*
 //
 // Work stops before anyone else can start:
 //
-//	an elector, the heartbeat of a claim              ../elector, ../heartbeat
-//	clocks that are a quarter of a TTL apart          ../lease
+//	two thirds of the TTL after the last sending      ../elector_deadline
+//	the same, of a claim                              ../heartbeat_trouble
+//	clocks that drift, jump and stand still           ../elector_clock, ../lease
+//	a database call hangs                             faults/lease_connections
 //
 // A stale writer cannot commit:
 //
@@ -41,15 +47,22 @@
 // A lease always comes free:
 //
 //	it expires, it is released                        ../lease
-//	a process froze in a fenced transaction           fence_frozen
+//	a standby takes it a TTL after the last renewal   ../elector_take
+//	a process froze in a fenced transaction           fence_frozen,
+//	                                                  faults/lease_fence,
+//	                                                  faults/claim_process
 //
 // # What is not
 //
 //	an old worker's last write, fenced                fence_term, claim_lost
 //	a row that was deleted by hand                    ../lease
-//	a clock that was set back, or stands ahead        ../lease, lease_renew
+//	a clock that was set back, or stands ahead        ../lease, lease_renew,
+//	                                                  faults/lease_clock
 //	the same, of claims                               claim_renew
-//	somebody keeps the row or the file locked         ../lease, fence_takeover
+//	somebody keeps the row or the file locked         ../lease, fence_takeover,
+//	                                                  faults/lease_locks
+//	work that winds down                              ../elector_leave
+//	work that ignores its context                     ../elector_lose
 //	the bounds of an idle or unread transaction       fence_frozen
 //
 // # Fencing
@@ -97,11 +110,21 @@
 //	versions and optimistic locks                     model_version
 //	code of the model's own that fails                model_failure
 //
+// # How a term goes
+//
+//	a standby polls, and takes over                   ../elector_follow,
+//	                                                  ../elector_take
+//	a leader renews                                   ../elector_lead
+//	a term is lost                                    ../elector_lose
+//	Run ends, or Resign is called                     ../elector_leave
+//	a claim is kept, and ends with its work           ../heartbeat, ../holder_run
+//
 // # Whose clock
 //
 //	of leases                                         ../lease
 //	of claims                                         claim_exclusive
 //	every renewal changes the row                     lease_renew
+//	a standby goes by its own clock                   ../watch
 //	the ends of the calendar                          lease_arguments,
 //	                                                  claim_arguments
 //
