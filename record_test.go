@@ -100,16 +100,20 @@ func TestAnElectorsRenewalsBehindARowLockTakeNothingBack(t *testing.T) {
 	if !ok || err != nil {
 		t.Fatal(ok, err)
 	}
-	watcher := db.SQL(t)
+	other := db.Open(t)
 	waiting := func() (n int) {
 		const count = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-		if err := watcher.QueryRow(count).Scan(&n); err != nil {
+		if err := other.Raw(count).Row().Scan(&n); err != nil {
 			t.Fatal(err)
 		}
 		return n
 	}
 	for round := range 30 {
-		stranger := block(t, db, "BEGIN", "UPDATE leases SET epoch = epoch")
+		stranger := other.Begin()
+		defer stranger.Rollback()
+		if err := stranger.Exec("UPDATE leases SET epoch = epoch").Error; err != nil {
+			t.Fatal(err)
+		}
 		const renewals = 5
 		type answer struct {
 			until time.Time // what it may count on
@@ -127,7 +131,9 @@ func TestAnElectorsRenewalsBehindARowLockTakeNothingBack(t *testing.T) {
 			}()
 			within(t, 5*time.Second, "the renewal waits", func() bool { return waiting() > i })
 		}
-		stranger.end("COMMIT")
+		if err := stranger.Commit().Error; err != nil {
+			t.Fatal(err)
+		}
 		var latest time.Time
 		for range renewals {
 			a := <-told
