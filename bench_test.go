@@ -16,10 +16,7 @@ import (
 func BenchmarkRenewal(b *testing.B) {
 	for name, database := range map[string]*dbtest.Database{"sqlite": dbtest.SQLite(b), "postgres": dbtest.Postgres(b)} {
 		b.Run(name, func(b *testing.B) {
-			db := database.Open(b)
-			if err := EnsureSchema(db); err != nil {
-				b.Fatal(err)
-			}
+			db := withSchema(b, database)
 			ctx := b.Context()
 			if ok, err := TryAcquire(ctx, db, "job", "A", time.Hour, time.Time{}); !ok || err != nil {
 				b.Fatal(ok, err)

@@ -1,11 +1,9 @@
 package lease
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"testing"
 	"time"
 )
@@ -80,36 +78,5 @@ func randomFaults(r *rand.Rand) func(string) fault {
 			f.fail = errors.New("refused")
 		}
 		return f
-	}
-}
-
-// checkTerms fails the test if two works were ever trusted at the same time, or an epoch did not grow.
-func (c *cluster) checkTerms() {
-	c.t.Helper()
-	var spans []span
-	for _, p := range c.replicas {
-		p.mu.Lock()
-		for _, s := range p.spans {
-			if s.ended.IsZero() {
-				s.ended = time.Now()
-			}
-			spans = append(spans, s)
-		}
-		p.mu.Unlock()
-	}
-	slices.SortFunc(spans, func(a, b span) int { return cmp.Or(a.begun.Compare(b.begun), a.ended.Compare(b.ended)) })
-	for i := 1; i < len(spans); i++ {
-		if spans[i].begun.Before(spans[i-1].ended) {
-			c.t.Errorf("a work was trusted from %v to %v (%v), the next from %v to %v (%v)",
-				spans[i-1].begun, spans[i-1].ended, spans[i-1].cause, spans[i].begun, spans[i].ended, spans[i].cause)
-		}
-	}
-	for i, row := range c.table.seen {
-		if i > 0 && row.Epoch < c.table.seen[i-1].Epoch {
-			c.t.Errorf("epoch %d came after %d", row.Epoch, c.table.seen[i-1].Epoch)
-		}
-	}
-	if len(spans) == 0 {
-		c.t.Error("nobody ever led")
 	}
 }

@@ -2,8 +2,6 @@ package lease
 
 import (
 	"context"
-	"database/sql"
-	"database/sql/driver"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,64 +13,10 @@ import (
 	"testing"
 	"time"
 
-	"gorm.io/driver/postgres"
-	"gorm.io/driver/sqlite"
 	"gorm.io/gorm"
-	"gorm.io/gorm/logger"
 
 	"github.com/sqllease/lease/internal/dbtest"
 )
-
-// A dictation is a connection pool that writes down the last statement that passes through it, with its arguments as the driver gets them. One
-// goroutine uses it.
-type dictation struct {
-	*sql.DB
-	text string
-	args []any
-}
-
-func (d *dictation) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
-	d.note(query, args)
-	return d.DB.ExecContext(ctx, query, args...)
-}
-
-func (d *dictation) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
-	d.note(query, args)
-	return d.DB.QueryContext(ctx, query, args...)
-}
-
-func (d *dictation) note(query string, args []any) {
-	d.text, d.args = query, slices.Clone(args)
-	for i, arg := range args {
-		if v, ok := arg.(driver.Valuer); ok {
-			d.args[i], _ = v.Value()
-		}
-	}
-}
-
-// replace puts another argument wherever one stands.
-func (d *dictation) replace(arg, by any) {
-	for i, a := range d.args {
-		if a == arg {
-			d.args[i] = by
-		}
-	}
-}
-
-// dictating opens a second handle, whose statements on the pool are written down.
-func dictating(b *testing.B, database *dbtest.Database, pool *sql.DB) (*gorm.DB, *dictation) {
-	b.Helper()
-	d := &dictation{DB: pool}
-	dialector := sqlite.New(sqlite.Config{Conn: d})
-	if database.Backend == dbtest.BackendPostgres {
-		dialector = postgres.New(postgres.Config{Conn: d})
-	}
-	db, err := gorm.Open(dialector, &gorm.Config{Logger: logger.Discard})
-	if err != nil {
-		b.Fatal(err)
-	}
-	return db, d
-}
 
 // BenchmarkSave compares a save of an item with the same UPDATE, text and arguments, sent through database/sql: in bursts that take turns. The
 // metric to look at is the ratio of the medians; at most 1.25 is promised.
@@ -102,13 +46,14 @@ func BenchmarkSave(b *testing.B) {
 			ours := claim(db, "ours")
 			it := ours.Item()
 			// The other item is saved once, to learn how, and then raw.
-			dictated, same := dictating(b, database, pool)
-			other := claim(dictated, "same")
+			recorded, statements := recording(b, database, pool)
+			other := claim(recorded, "same")
 			const last = int64(math.MaxInt64)
 			other.known, other.tried = 0, last-1
 			if err := other.Save(b.Context(), other.Item()); err != nil {
 				b.Fatal(err)
 			}
+			same := statements.last("UPDATE ")
 			same.replace(last-1, last) // the highest revision that the row may have: this may be repeated
 			revision := slices.Index(same.args, any(last))
 			const burst = 20
@@ -259,9 +204,9 @@ func drainBoth[T any, M Model[T]](b *testing.B, database *dbtest.Database, db *g
 
 	// What the package sends is learnt from one item.
 	fill(1)
-	dictated, said := dictating(b, database, pool)
-	onTwin := func() string { return strings.ReplaceAll(said.text, d.table, d.twin) }
-	h, err := claim(b.Context(), dictated, "worker")
+	recorded, statements := recording(b, database, pool)
+	onTwin := func() string { return strings.ReplaceAll(statements.last("UPDATE ").text, d.table, d.twin) }
+	h, err := claim(b.Context(), recorded, "worker")
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -2,16 +2,12 @@ package lease
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"strings"
 	"testing"
 	"time"
 
-	"gorm.io/driver/postgres"
-	"gorm.io/driver/sqlite"
 	"gorm.io/gorm"
-	"gorm.io/gorm/logger"
 
 	"github.com/sqllease/lease/internal/dbtest"
 )
@@ -217,10 +213,7 @@ func TestAClaimIsOverByWhatItsRowSays(t *testing.T) { // C65
 }
 
 func TestALockedTableInACallersTransactionIsTheirsToHear(t *testing.T) { // C25
-	db := dbtest.Postgres(t).Open(t)
-	if err := EnsureSchema(db); err != nil {
-		t.Fatal(err)
-	}
+	db := withSchema(t, dbtest.Postgres(t))
 	if err := db.Exec("ALTER TABLE leases DROP COLUMN renewed_at").Error; err != nil {
 		t.Fatal(err)
 	}
@@ -240,19 +233,6 @@ func TestALockedTableInACallersTransactionIsTheirsToHear(t *testing.T) { // C25
 	}
 }
 
-// A timed pool notes when the last UPDATE was sent.
-type timed struct {
-	*sql.DB
-	updated instant
-}
-
-func (p *timed) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
-	if strings.Contains(query, "UPDATE ") {
-		p.updated = machineClock()
-	}
-	return p.DB.QueryContext(ctx, query, args...)
-}
-
 func TestTheTrustInAClaimCountsFromItsSending(t *testing.T) { // C36
 	for how, claim := range map[string]func(ctx context.Context, db *gorm.DB) (*Holder, error){
 		"Claim": func(ctx context.Context, db *gorm.DB) (*Holder, error) {
@@ -264,18 +244,8 @@ func TestTheTrustInAClaimCountsFromItsSending(t *testing.T) { // C36
 	} {
 		t.Run(how, func(t *testing.T) {
 			dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
-				pool := &timed{DB: db.SQL(t)}
-				dialector := sqlite.New(sqlite.Config{Conn: pool})
-				if db.Backend == dbtest.BackendPostgres {
-					dialector = postgres.New(postgres.Config{Conn: pool})
-				}
-				gdb, err := gorm.Open(dialector, &gorm.Config{Logger: logger.Discard})
-				if err != nil {
-					t.Fatal(err)
-				}
-				if err := EnsureSchema(db.Open(t)); err != nil {
-					t.Fatal(err)
-				}
+				withSchema(t, db)
+				gdb, statements := recording(t, db, db.SQL(t))
 				if err := Create(t.Context(), gdb, Item{Key: "k"}); err != nil {
 					t.Fatal(err)
 				}
@@ -283,7 +253,7 @@ func TestTheTrustInAClaimCountsFromItsSending(t *testing.T) { // C36
 				if err != nil {
 					t.Fatal(err)
 				}
-				if late := h.life.sent.mono - pool.updated.mono; late > 0 {
+				if late := h.life.sent.mono - statements.last("UPDATE ").sent.mono; late > 0 {
 					t.Errorf("it counts from %v after the statement was sent", late)
 				}
 			})

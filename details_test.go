@@ -242,10 +242,7 @@ func TestALossIsSeenThroughWhateverWasDerivedFromTheWorksContext(t *testing.T) {
 
 func TestEachArgumentOfAFenceIsChecked(t *testing.T) { // C77
 	dbtest.Run(t, func(t *testing.T, database *dbtest.Database) {
-		db := database.Open(t)
-		if err := EnsureSchema(db); err != nil {
-			t.Fatal(err)
-		}
+		db := withSchema(t, database)
 		tx := db.Begin()
 		defer tx.Rollback()
 		bare := db.Session(&gorm.Session{NewDB: true})
@@ -269,10 +266,7 @@ func TestEachArgumentOfAFenceIsChecked(t *testing.T) { // C77
 
 func TestTransactionTakesNothingFromItsHandle(t *testing.T) { // C24
 	dbtest.Run(t, func(t *testing.T, database *dbtest.Database) {
-		db := database.Open(t)
-		if err := EnsureSchema(db); err != nil {
-			t.Fatal(err)
-		}
+		db := withSchema(t, database)
 		if ok, err := TryAcquire(t.Context(), db, "job", "A", time.Minute, time.Time{}); err != nil || !ok {
 			t.Fatal(ok, err)
 		}
@@ -295,10 +289,7 @@ func TestTransactionTakesNothingFromItsHandle(t *testing.T) { // C24
 }
 
 func TestAFenceSetsTheseBounds(t *testing.T) { // C75
-	db := dbtest.Postgres(t).Open(t)
-	if err := EnsureSchema(db); err != nil {
-		t.Fatal(err)
-	}
+	db := withSchema(t, dbtest.Postgres(t))
 	noon := time.Date(2024, 3, 1, 12, 0, 0, 0, time.UTC)
 	settings := []string{"idle_in_transaction_session_timeout", "client_connection_check_interval", "tcp_user_timeout"}
 	for _, tc := range []struct {
@@ -415,10 +406,7 @@ func TestARowThatCannotBeReadIsAnErrorAndNotTheLast(t *testing.T) { // C27
 }
 
 func TestAConnectionToAServerThatOnlyReadsIsNotUsedAgain(t *testing.T) { // C40
-	db := dbtest.Postgres(t).Open(t)
-	if err := EnsureSchema(db); err != nil {
-		t.Fatal(err)
-	}
+	db := withSchema(t, dbtest.Postgres(t))
 	pool, err := db.DB()
 	if err != nil {
 		t.Fatal(err)

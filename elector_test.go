@@ -941,10 +941,7 @@ func TestBadFieldsAreRefusedAtOnceBeforeAnySQL(t *testing.T) { // C10, C17, C64
 }
 
 func TestAnElectorRunsOnceAtATimeAndAgain(t *testing.T) {
-	db := dbtest.SQLite(t).Open(t)
-	if err := EnsureSchema(db); err != nil {
-		t.Fatal(err)
-	}
+	db := withSchema(t, dbtest.SQLite(t))
 	e := &Elector{DB: db, Name: "job", TTL: time.Minute, Logger: slog.New(slog.DiscardHandler)}
 	for range 3 {
 		ctx, stop := context.WithCancel(t.Context())
@@ -1004,10 +1001,7 @@ func TestAnyPositiveTTLWorksOrWaitsButNeverPanics(t *testing.T) { // C10
 }
 
 func TestATTLWhoseUnitWasForgottenIsWarnedOf(t *testing.T) { // C10
-	db := dbtest.SQLite(t).Open(t)
-	if err := EnsureSchema(db); err != nil {
-		t.Fatal(err)
-	}
+	db := withSchema(t, dbtest.SQLite(t))
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	for ttl, wanted := range map[time.Duration]bool{15: true, time.Millisecond: false} {
@@ -1044,7 +1038,3 @@ func TestALoggerThatBlocksDoesNotProlongATerm(t *testing.T) {
 		close(let)
 	})
 }
-
-type blockingWriter func()
-
-func (b blockingWriter) Write(p []byte) (int, error) { b(); return len(p), nil }

@@ -4,15 +4,14 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"log/slog"
+	"math"
 	"slices"
 	"sync"
-	"testing"
-	"testing/synctest"
 	"time"
 )
 
-// The elector's timing is tested here against a table in memory, in a bubble of testing/synctest, where every wait is exact.
+// The timing of electors and of claims is tested against a table in memory, in a
+// bubble of testing/synctest, where every wait is exact.
 
 const (
 	T    = 12 * time.Second // the TTL of most tests: its third, its twelfth and their halves are whole
@@ -240,188 +239,6 @@ func (b *logBuffer) String() string {
 	return b.text.String()
 }
 
-// A replica is one process that campaigns for the lease.
-type replica struct {
-	*Elector
-	store    *fakeStore
-	log      *logBuffer
-	stop     context.CancelCauseFunc
-	done     chan struct{} // Run has returned
-	panicked any
-
-	mu     sync.Mutex
-	spans  []span
-	skewed instant // how far its clocks have jumped
-}
-
-// A span is the time in which a work was trusted: until its context ended, or it returned.
-type span struct {
-	begun, ended time.Time // ended is zero while it lasts
-	cause        error
-}
-
-// jump makes the replica's own clocks jump, under timers that know nothing of it.
-func (p *replica) jump(mono, wall time.Duration) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.skewed = instant{p.skewed.mono + mono, p.skewed.wall + wall}
-}
-
-func (p *replica) clock() instant {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	i := machineClock()
-	return instant{i.mono + p.skewed.mono, i.wall + p.skewed.wall}
-}
-
-// terms says how many works began.
-func (p *replica) terms() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return len(p.spans)
-}
-
-// left is how long the term may be trusted without a further renewal.
-func (p *replica) left() time.Duration {
-	if t := p.Elector.run.tenure(); t != nil {
-		return t.left()
-	}
-	return 0
-}
-
-// lastEnd is when the last work that ended was no longer trusted, and why.
-func (p *replica) lastEnd(t *testing.T) (time.Time, error) {
-	t.Helper()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, s := range slices.Backward(p.spans) {
-		if !s.ended.IsZero() {
-			return s.ended, s.cause
-		}
-	}
-	t.Fatalf("%s: no work has ended", p.store.holder)
-	return time.Time{}, nil
-}
-
-// A cluster is replicas that share a table, in a bubble.
-type cluster struct {
-	t        *testing.T
-	table    *fakeTable
-	replicas []*replica
-	ttl      time.Duration
-}
-
-// untilCancelled is the work of most tests.
-func untilCancelled(ctx context.Context) { <-ctx.Done() }
-
-// inBubble runs a test in a bubble, and stops every replica at its end.
-func inBubble(t *testing.T, test func(t *testing.T, c *cluster)) {
-	synctest.Test(t, func(t *testing.T) {
-		c := &cluster{t: t, table: &fakeTable{}, ttl: T}
-		defer func() {
-			for _, p := range c.replicas {
-				p.store.heal()
-				p.stop(nil)
-				<-p.done
-			}
-			<-time.After(3 * time.Hour) // for deaf drivers to return
-		}()
-		test(t, c)
-	})
-}
-
-// add prepares a replica.
-func (c *cluster) add(holder string) *replica {
-	p := &replica{
-		store: &fakeStore{table: c.table, holder: holder, ttl: c.ttl},
-		log:   &logBuffer{},
-		done:  make(chan struct{}),
-	}
-	logger := slog.New(slog.NewTextHandler(p.log, nil))
-	r := newRun(p.store, "job", holder, c.ttl, logger)
-	r.clock = p.clock
-	p.Elector = &Elector{run: r}
-	c.replicas = append(c.replicas, p)
-	return p
-}
-
-// run starts a replica with some work, and lets it settle.
-func (c *cluster) run(p *replica, work func(context.Context)) *replica {
-	ctx, stop := context.WithCancelCause(c.t.Context())
-	p.stop = stop
-	go func() {
-		defer close(p.done)
-		defer func() { p.panicked = recover() }()
-		p.Elector.run.campaign(ctx, func(ctx context.Context) {
-			begun := time.Now()
-			ended := sync.OnceFunc(func() {
-				cause := context.Cause(ctx)
-				p.mu.Lock()
-				defer p.mu.Unlock()
-				p.spans[len(p.spans)-1] = span{begun, time.Now(), cause}
-			})
-			p.mu.Lock()
-			p.spans = append(p.spans, span{begun: begun})
-			p.mu.Unlock()
-			defer ended()
-			context.AfterFunc(ctx, ended)
-			work(ctx)
-		})
-	}()
-	synctest.Wait()
-	return p
-}
-
-// start adds and runs a replica whose work lasts until it is cancelled.
-func (c *cluster) start(holder string) *replica { return c.run(c.add(holder), untilCancelled) }
-
-// pass lets time pass, checking at every step that no two replicas lead.
-func (c *cluster) pass(d time.Duration) {
-	c.t.Helper()
-	for end := time.Now().Add(d); time.Now().Before(end); {
-		<-time.After(min(c.ttl/120, time.Until(end)))
-		synctest.Wait()
-		c.leader()
-	}
-}
-
-// leader is the replica that leads, or nil; it fails the test if there are two.
-func (c *cluster) leader() (leads *replica) {
-	c.t.Helper()
-	for _, p := range c.replicas {
-		if p.IsLeader() {
-			if leads != nil {
-				c.t.Fatalf("%s and %s both lead", leads.store.holder, p.store.holder)
-			}
-			leads = p
-		}
-	}
-	return leads
-}
-
-// passUntil lets time pass until something holds, and returns how much did.
-func (c *cluster) passUntil(limit time.Duration, what string, holds func() bool) time.Duration {
-	c.t.Helper()
-	begin := time.Now()
-	for !holds() {
-		if time.Since(begin) > limit {
-			c.t.Fatalf("not within %v: %s", limit, what)
-		}
-		<-time.After(c.ttl / 1200)
-		synctest.Wait()
-		c.leader()
-	}
-	return time.Since(begin)
-}
-
-// leads fails the test unless p, and only p, leads.
-func (c *cluster) leads(p *replica) {
-	c.t.Helper()
-	if c.leader() != p {
-		c.t.Fatalf("%s does not lead; the row is %+v", p.store.holder, c.table.read())
-	}
-}
-
 // firstly makes the first n statements of a kind suffer a fault.
 func firstly(n int, statement string, f fault) func(string) fault {
 	return func(s string) fault {
@@ -431,4 +248,41 @@ func firstly(n int, statement string, f fault) func(string) fault {
 		}
 		return fault{}
 	}
+}
+
+// always is a fault of every statement.
+func always(f fault) func(string) fault { return func(string) fault { return f } }
+
+// of is a fault of every statement of one kind.
+func of(statement string, f fault) func(string) fault { return firstly(math.MaxInt, statement, f) }
+
+var errRefused = errors.New("connection refused")
+
+// A blockingWriter does something before it has written nothing.
+type blockingWriter func()
+
+func (b blockingWriter) Write(p []byte) (int, error) { b(); return len(p), nil }
+
+// at is an instant of an elector's own clock, and clockAt one of the clock that decides.
+func at(d time.Duration) instant        { return instant{mono: d + time.Hour, wall: d + time.Hour} }
+func clockAt(d time.Duration) time.Time { return time.Unix(1e9, 0).Add(d) }
+
+// A jumpingClock is the clock of a machine, which can jump, under timers that know
+// nothing of it.
+type jumpingClock struct {
+	jumps  sync.Mutex // guards skewed
+	skewed instant    // how far it has jumped
+}
+
+func (c *jumpingClock) jump(mono, wall time.Duration) {
+	c.jumps.Lock()
+	defer c.jumps.Unlock()
+	c.skewed = instant{c.skewed.mono + mono, c.skewed.wall + wall}
+}
+
+func (c *jumpingClock) clock() instant {
+	c.jumps.Lock()
+	defer c.jumps.Unlock()
+	i := machineClock()
+	return instant{i.mono + c.skewed.mono, i.wall + c.skewed.wall}
 }

@@ -343,8 +343,6 @@ func TestWorkThatOutlivesItsLeaseCountsOnceAndHealthSaysSo(t *testing.T) { // C6
 	})
 }
 
-var errRefused = errors.New("connection refused")
-
 func TestElectorsOfOneNameOnTwoTablesAreOneSeries(t *testing.T) { // C74
 	inBubble(t, func(t *testing.T, c *cluster) {
 		c.table.row = &Record{Name: "job", Epoch: 4} // released
@@ -489,43 +487,6 @@ func TestEveryTermOfAGuardCounts(t *testing.T) {
 	})
 }
 
-// onOtherTables runs a specification on the default table and, beside a stranger's table of that name, on others.
-func onOtherTables(t *testing.T, spec func(t *testing.T, db *gorm.DB, table string)) {
-	dbtest.Run(t, func(t *testing.T, database *dbtest.Database) {
-		for _, prefix := range []string{"", "app_", "infra."} {
-			if prefix == "infra." && database.Backend != dbtest.BackendPostgres {
-				continue
-			}
-			t.Run(prefix+"leases", func(t *testing.T) {
-				db := database.Open(t)
-				stranger := []string{"DROP TABLE IF EXISTS leases", "CREATE TABLE leases (tenant TEXT)", "INSERT INTO leases VALUES ('Smith')"}
-				switch prefix {
-				case "":
-					stranger = stranger[:1]
-				case "infra.":
-					stranger = append(stranger, "CREATE SCHEMA infra")
-				}
-				for _, sql := range stranger {
-					if err := db.Exec(sql).Error; err != nil {
-						t.Fatal(err)
-					}
-				}
-				mine := Tables(db, prefix)
-				for range 2 {
-					if err := EnsureSchema(mine); err != nil {
-						t.Fatal(err)
-					}
-				}
-				spec(t, mine, prefix+"leases")
-				var tenants []string
-				if prefix != "" && (db.Table("leases").Pluck("tenant", &tenants).Error != nil || len(tenants) != 1) {
-					t.Errorf("the stranger's table became %v", tenants)
-				}
-			})
-		}
-	})
-}
-
 func TestLeasesElectionsAndFencesWorkOnOtherTables(t *testing.T) { // C26, C82
 	onOtherTables(t, func(t *testing.T, db *gorm.DB, table string) {
 		ctx := t.Context()
@@ -644,10 +605,7 @@ func TestOnlyANameThatIsUniqueByItselfMakesTheTableOurs(t *testing.T) { // C82
 // The handle
 
 func TestContentionInACallersTransactionIsTheirsToHear(t *testing.T) { // C25
-	db := dbtest.Postgres(t).Open(t)
-	if err := EnsureSchema(db); err != nil {
-		t.Fatal(err)
-	}
+	db := withSchema(t, dbtest.Postgres(t))
 	if ok, err := TryAcquire(t.Context(), db, "job", "A", time.Minute, time.Time{}); err != nil || !ok {
 		t.Fatal(ok, err)
 	}
@@ -668,10 +626,7 @@ func TestContentionInACallersTransactionIsTheirsToHear(t *testing.T) { // C25
 }
 
 func TestAStatementByHandIsBounded(t *testing.T) {
-	db := dbtest.Postgres(t).Open(t)
-	if err := EnsureSchema(db); err != nil {
-		t.Fatal(err)
-	}
+	db := withSchema(t, dbtest.Postgres(t))
 	h, err := open("db", db)
 	if err != nil || h.timeout != byHand {
 		t.Fatal(h, err)
@@ -807,10 +762,7 @@ func TestStatementCachesAreTakenOffHoweverManyThereAre(t *testing.T) { // C23, C
 
 func TestAClientThatFreezesBeforeTheCommitOfARepeatedStatementIsCutOff(t *testing.T) { // C75
 	database := dbtest.Postgres(t)
-	db := database.Open(t)
-	if err := EnsureSchema(db); err != nil {
-		t.Fatal(err)
-	}
+	db := withSchema(t, database)
 	if ok, err := TryAcquire(t.Context(), db, "job", "A", time.Second, time.Time{}); err != nil || !ok {
 		t.Fatal(ok, err)
 	}

@@ -8,31 +8,6 @@ import (
 	"github.com/sqllease/lease/internal/dbtest"
 )
 
-// leases opens a handle on a fresh database.
-func leases(t *testing.T, db *dbtest.Database) *handle {
-	t.Helper()
-	gdb := db.Open(t)
-	if err := EnsureSchema(gdb); err != nil {
-		t.Fatal(err)
-	}
-	h, err := open("db", gdb)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return h
-}
-
-// look reads the lease "job" by the clock of the caller; a zero now is the
-// database's.
-func (h *handle) look(t *testing.T, now time.Time) sighting {
-	t.Helper()
-	s, err := h.poll(t.Context(), "job", now)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
-}
-
 func TestAnElectorsRenewalsTakeNothingBackInWhateverOrderTheyLand(t *testing.T) {
 	noon := time.Date(2024, 3, 1, 12, 0, 0, 0, time.UTC)
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {

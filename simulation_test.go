@@ -3,46 +3,21 @@ package lease
 import (
 	"context"
 	"log/slog"
-	"path/filepath"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"gorm.io/driver/sqlite"
 	"gorm.io/gorm"
-	"gorm.io/gorm/logger"
+
+	"github.com/sqllease/lease/internal/dbtest"
 )
 
-// What follows runs real electors on a real SQLite in a bubble. SQLite's own clock stays real there, so they bring their own.
-
-// openInBubble opens a SQLite file with the schema in it. It must be closed inside the bubble.
-func openInBubble(t *testing.T) *gorm.DB {
-	t.Helper()
-	db, err := gorm.Open(sqlite.Open(filepath.Join(t.TempDir(), "lease.db")+"?_journal_mode=WAL&_busy_timeout=5000"),
-		&gorm.Config{Logger: logger.Discard})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := EnsureSchema(db); err != nil {
-		t.Fatal(err)
-	}
-	return db
-}
-
-func closePool(t *testing.T, db *gorm.DB) {
-	t.Helper()
-	pool, err := db.DB()
-	if err != nil {
-		t.Fatal(err)
-	}
-	pool.Close()
-	synctest.Wait()
-}
+// Real electors run on a real SQLite in a bubble. SQLite's own clock stays real
+// there, so they bring their own.
 
 func TestAnHourOfElectionOnSQLite(t *testing.T) { // C72
 	synctest.Test(t, func(t *testing.T) {
-		db := openInBubble(t)
-		defer closePool(t, db)
+		db := withSchema(t, dbtest.SQLite(t))
 		ctx, stop := context.WithCancel(t.Context())
 		var electors []*Elector
 		done := make(chan error)
@@ -86,8 +61,7 @@ func TestAnHourOfElectionOnSQLite(t *testing.T) { // C72
 
 func TestTheTermOfAnElectorFencesItsOwnTablesByItsOwnClock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		db := openInBubble(t)
-		defer closePool(t, db)
+		db := withSchema(t, dbtest.SQLite(t))
 		mine := Tables(db, "app_")
 		if err := EnsureSchema(mine); err != nil {
 			t.Fatal(err)

@@ -5,10 +5,6 @@ import (
 	"time"
 )
 
-// at is an instant of an elector's own clock, and clockAt one of the clock that decides.
-func at(d time.Duration) instant        { return instant{mono: d + time.Hour, wall: d + time.Hour} }
-func clockAt(d time.Duration) time.Time { return time.Unix(1e9, 0).Add(d) }
-
 // held is the row as the leader renewed it at some time, seen later.
 func held(renewed, seen time.Duration) sighting {
 	return sighting{exists: true, now: clockAt(seen), Record: Record{
