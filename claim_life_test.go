@@ -3,13 +3,8 @@ package lease
 import (
 	"context"
 	"errors"
-	"strings"
 	"testing"
 	"time"
-
-	"gorm.io/gorm"
-
-	"github.com/sqllease/lease/internal/dbtest"
 )
 
 func TestALossByTheDeadlineTellsTheLastTroubleAndNoneThatIsOver(t *testing.T) {
@@ -163,100 +158,4 @@ func TestAReleaseOfALostClaimSaysSoHoweverOftenThoughARenewalWasAnsweredMeanwhil
 		}
 		k.lost(1)
 	})
-}
-
-func TestAClaimIsOverByWhatItsRowSays(t *testing.T) { // C65
-	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
-		gdb, now := db.Open(t), time.Now().Truncate(time.Microsecond)
-		if err := EnsureSchema(gdb); err != nil {
-			t.Fatal(err)
-		}
-		ended, cancel := context.WithCancel(t.Context())
-		cancel()
-		for name, tc := range map[string]struct {
-			change string
-			clock  time.Duration
-			over   bool
-		}{
-			"in force":                              {"UPDATE lease_items SET claim_epoch = claim_epoch", time.Minute - time.Microsecond, false},
-			"in another epoch":                      {"UPDATE lease_items SET claim_epoch = 2", 0, true},
-			"another owner's":                       {"UPDATE lease_items SET claim_owner = 'B'", 0, true},
-			"run out":                               {"UPDATE lease_items SET claim_epoch = claim_epoch", time.Minute, true},
-			"deleted":                               {"DELETE FROM lease_items", 0, true},
-			"of which the database will not say it": {"DROP TABLE lease_items", 0, false},
-		} {
-			for ctxIs, ctx := range map[string]context.Context{"alive": t.Context(), "ended": ended} {
-				clock := now
-				if err := Create(t.Context(), gdb, Item{Key: "k"}); err != nil {
-					t.Fatal(err)
-				}
-				h, err := Claim(t.Context(), gdb, "k", "A", "", time.Minute, func() time.Time { return clock })
-				if err != nil {
-					t.Fatal(err)
-				}
-				if err := gdb.Exec(tc.change).Error; err != nil {
-					t.Fatal(err)
-				}
-				clock = now.Add(tc.clock)
-				if over := h.over(ctx, nil); over != tc.over {
-					t.Errorf("%s, in a context that is %s: over is %v", name, ctxIs, over)
-				}
-				if err := EnsureSchema(gdb); err != nil {
-					t.Fatal(err)
-				}
-				if err := gdb.Exec("DELETE FROM lease_items").Error; err != nil {
-					t.Fatal(err)
-				}
-			}
-		}
-	})
-}
-
-func TestALockedTableInACallersTransactionIsTheirsToHear(t *testing.T) { // C25
-	db := withSchema(t, dbtest.Postgres(t))
-	if err := db.Exec("ALTER TABLE leases DROP COLUMN renewed_at").Error; err != nil {
-		t.Fatal(err)
-	}
-	other := db.Begin()
-	defer other.Rollback()
-	if err := other.Exec("LOCK TABLE leases IN ACCESS SHARE MODE").Error; err != nil {
-		t.Fatal(err)
-	}
-	tx := db.Begin()
-	defer tx.Rollback()
-	if err := tx.Exec("SET LOCAL lock_timeout = '50ms'").Error; err != nil {
-		t.Fatal(err)
-	}
-	err := EnsureSchema(tx)
-	if !states("55P03")(err) || !strings.Contains(err.Error(), "ALTER TABLE ") { // not 25P02, which a second attempt would give
-		t.Errorf("the error is %v", err)
-	}
-}
-
-func TestTheTrustInAClaimCountsFromItsSending(t *testing.T) { // C36
-	for how, claim := range map[string]func(ctx context.Context, db *gorm.DB) (*Holder, error){
-		"Claim": func(ctx context.Context, db *gorm.DB) (*Holder, error) {
-			return Claim(ctx, db, "k", "A", "", time.Minute, nil)
-		},
-		"ClaimNext": func(ctx context.Context, db *gorm.DB) (*Holder, error) {
-			return ClaimNext[Item](ctx, db, "A", "", time.Minute, nil)
-		},
-	} {
-		t.Run(how, func(t *testing.T) {
-			dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
-				withSchema(t, db)
-				gdb, statements := recording(t, db, db.SQL(t))
-				if err := Create(t.Context(), gdb, Item{Key: "k"}); err != nil {
-					t.Fatal(err)
-				}
-				h, err := claim(t.Context(), gdb)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if late := h.life.sent.mono - statements.last("UPDATE ").sent.mono; late > 0 {
-					t.Errorf("it counts from %v after the statement was sent", late)
-				}
-			})
-		})
-	}
 }

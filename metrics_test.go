@@ -306,3 +306,46 @@ func TestScrapingWhileElectorsComeAndGoIsSafe(t *testing.T) {
 		<-done
 	})
 }
+
+func TestElectorsOfOneNameOnTwoTablesAreOneSeries(t *testing.T) {
+	inBubble(t, func(t *testing.T, c *cluster) {
+		c.table.row = &Record{Name: "job", Epoch: 4} // released
+		a := c.start("A")
+		c.table, c.ttl = &fakeTable{}, T/2
+		b := c.start("B")
+		if !a.IsLeader() || !b.IsLeader() {
+			t.Fatal("both should lead, each on its own table")
+		}
+		series := scrape(t)
+		want(t, series, map[string]float64{`lease_leader{lease="job"}`: 1, `lease_epoch{lease="job"}`: 5})
+		if left := series[`lease_deadline_seconds{lease="job"}`]; left < (T / 2).Seconds() {
+			t.Errorf("the longest deadline is %v", left)
+		}
+	})
+}
+
+func TestAnEpochThatWasSeenIsNotForgottenWhileALowerOneIsLed(t *testing.T) {
+	inBubble(t, func(t *testing.T, c *cluster) {
+		c.table.write(Record{Name: "job", Holder: "old", Epoch: 7, RenewedAt: time.Now(), ExpiresAt: time.Now().Add(T)})
+		a := c.start("A")
+		c.table.edit(func(r *Record) { *r = Record{Name: "job", Epoch: 3} }) // by hand
+		c.passUntil(T, "A leads", a.IsLeader)
+		if term, _ := a.Term(); term.Epoch != 4 {
+			t.Errorf("%v", term)
+		}
+		want(t, scrape(t), map[string]float64{`lease_epoch{lease="job"}`: 7})
+	})
+}
+
+func TestWorkThatOutlivesItsLeaseForLongCountsOnce(t *testing.T) {
+	inBubble(t, func(t *testing.T, c *cluster) {
+		a := c.run(c.add("A"), func(ctx context.Context) {
+			<-ctx.Done()
+			<-time.After(6 * T)
+		})
+		a.store.cut()
+		c.pass(5 * T)
+		want(t, scrape(t), map[string]float64{`lease_work_overruns_total{lease="job"}`: 1})
+		a.store.heal()
+	})
+}

@@ -171,3 +171,41 @@ func TestCallbacksThatAreNotGORMsAreSeen(t *testing.T) {
 		}
 	})
 }
+
+// A remade row's hook makes it anew.
+type remade struct {
+	ID   uint
+	Text string
+	Claimable
+}
+
+func (r *remade) BeforeSave(*gorm.DB) error {
+	*r = remade{ID: r.ID, Text: r.Text}
+	return nil
+}
+
+func TestALateSaveReplacesNoNewerOneThoughAHookRebuildsTheRow(t *testing.T) {
+	dbtest.Run(t, func(t *testing.T, database *dbtest.Database) {
+		db := database.Open(t)
+		try := func(err error) {
+			t.Helper()
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		try(db.AutoMigrate(&remade{}))
+		try(db.Create(&remade{ID: 1}).Error)
+		h, err := ClaimAs[remade](t.Context(), db, 1, "A", "", time.Minute, nil)
+		try(err)
+		try(h.Save(t.Context(), remade{Text: "first"}))
+		late := &write[remade]{hold: h.hold, item: remade{ID: 1, Text: "late"}, columns: h.items.sql.saved}
+		h.number(late)
+		try(h.Save(t.Context(), remade{Text: "newer"}))
+		ok, err := h.items.save(t.Context(), h.items.handle, late)
+		var got remade
+		try(db.Take(&got).Error)
+		if ok || err != nil || got.Text != "newer" || got.Revision != h.Item().Revision {
+			t.Errorf("the late save is %v, %v, and the row %+v", ok, err, got)
+		}
+	})
+}

@@ -7,8 +7,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"gorm.io/gorm"
-
 	"github.com/sqllease/lease/internal/dbtest"
 )
 
@@ -55,31 +53,6 @@ func TestAnHourOfElectionOnSQLite(t *testing.T) { // C72
 		row, _ = Find(context.Background(), db, "job")
 		if row.Holder != "" {
 			t.Errorf("still held: %+v", row)
-		}
-	})
-}
-
-func TestTheTermOfAnElectorFencesItsOwnTablesByItsOwnClock(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		db := withSchema(t, dbtest.SQLite(t))
-		mine := Tables(db, "app_")
-		if err := EnsureSchema(mine); err != nil {
-			t.Fatal(err)
-		}
-		ctx, stop := context.WithCancel(t.Context())
-		e := &Elector{DB: mine, Name: "job", TTL: 15 * time.Second, Now: time.Now, Logger: slog.New(slog.DiscardHandler)}
-		err := e.Run(ctx, func(ctx context.Context) {
-			defer stop()
-			if err := Transaction(ctx, db, func(*gorm.DB) error { return nil }); err != nil { // db, whose leases is empty
-				t.Error(err)
-			}
-			term, ok := TermFrom(ctx)
-			if own, leads := e.Term(); !ok || !leads || own != term {
-				t.Errorf("TermFrom is %v, %v; Term is %v, %v", term, ok, own, leads)
-			}
-		})
-		if err != nil {
-			t.Error(err)
 		}
 	})
 }
