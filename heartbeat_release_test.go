@@ -184,7 +184,6 @@ func TestAReleaseOfALostClaimSaysSoThoughARenewalWasAnsweredMeanwhile(t *testing
 	})
 }
 
-// A DEFECT: fails on the code as it is.
 func TestAReleaseOfALostClaimSaysSoHoweverOftenThoughARenewalWasAnsweredMeanwhile(t *testing.T) {
 	keeping(t, T, func(t *testing.T, k *keeper) {
 		k.store.inject(of("release", fault{after: T / 24}))

@@ -461,7 +461,7 @@ func TestAClaimWithinATermEndsWithEither(t *testing.T) {
 	}
 }
 
-// C03: the work was frozen, and asks its context before any timer has had its turn.
+// The work was frozen, and asks its context before any timer has had its turn.
 func TestFrozenWorkLearnsOfItsLossBeforeAnyTimerRan(t *testing.T) {
 	for name, jump := range map[string]func(k *keeper){
 		"frozen for 3 TTL":              func(k *keeper) { k.jump(3*T, 3*T) },

@@ -58,7 +58,7 @@ func want(t *testing.T, series map[string]float64, wanted map[string]float64) {
 	}
 }
 
-func TestMetricsTellTheLiveState(t *testing.T) { // C73
+func TestMetricsTellTheLiveState(t *testing.T) {
 	inBubble(t, func(t *testing.T, c *cluster) {
 		a := c.start("A")
 		c.pass(T + T/12)
@@ -93,7 +93,7 @@ func TestMetricsTellTheLiveState(t *testing.T) { // C73
 	})
 }
 
-func TestAStandbyIsNoLeaderInTheMetrics(t *testing.T) { // C73
+func TestAStandbyIsNoLeaderInTheMetrics(t *testing.T) {
 	inBubble(t, func(t *testing.T, c *cluster) {
 		c.table.write(Record{Name: "job", Holder: "elsewhere", Epoch: 4, RenewedAt: time.Now(), ExpiresAt: time.Now().Add(T)})
 		c.start("A")
@@ -112,7 +112,7 @@ func TestDrainingWorkStillHoldsTheLeaseInTheMetrics(t *testing.T) {
 	})
 }
 
-func TestWorkThatOutlivesItsLeaseIsCounted(t *testing.T) { // C63
+func TestWorkThatOutlivesItsLeaseIsCounted(t *testing.T) {
 	inBubble(t, func(t *testing.T, c *cluster) {
 		let := make(chan struct{})
 		a := c.run(c.add("A"), func(context.Context) { <-let })
@@ -131,7 +131,7 @@ func TestWorkThatOutlivesItsLeaseIsCounted(t *testing.T) { // C63
 	})
 }
 
-func TestElectorsOfOneNameAreOneSeriesWhoseCountersNeverFall(t *testing.T) { // C74
+func TestElectorsOfOneNameAreOneSeriesWhoseCountersNeverFall(t *testing.T) {
 	inBubble(t, func(t *testing.T, c *cluster) {
 		a, b := c.start("A"), c.start("B")
 		c.pass(T)
@@ -170,7 +170,7 @@ func TestACollectorThatIsRegisteredTwiceIsRefusedAndLints(t *testing.T) {
 	})
 }
 
-func TestThePrometheusTextIsValidWhateverTheLeaseIsCalled(t *testing.T) { // C74
+func TestThePrometheusTextIsValidWhateverTheLeaseIsCalled(t *testing.T) {
 	inBubble(t, func(t *testing.T, c *cluster) {
 		a := c.add("A")
 		name := "say \"hi\"\nand \\n {bye} ünïcode"
