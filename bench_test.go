@@ -21,10 +21,7 @@ func BenchmarkRenewal(b *testing.B) {
 			if ok, err := TryAcquire(ctx, db, "job", "A", time.Hour, time.Time{}); !ok || err != nil {
 				b.Fatal(ok, err)
 			}
-			h, err := open("db", db)
-			if err != nil {
-				b.Fatal(err)
-			}
+			h := opened(b, db)
 			pool, err := db.DB()
 			if err != nil {
 				b.Fatal(err)

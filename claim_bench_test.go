@@ -24,12 +24,9 @@ func BenchmarkSave(b *testing.B) {
 	for name, open := range map[string]func(testing.TB) *dbtest.Database{"sqlite": dbtest.SQLite, "postgres": dbtest.Postgres} {
 		b.Run(name, func(b *testing.B) {
 			database := open(b)
-			db := database.Open(b)
+			db := withSchema(b, database)
 			pool, err := db.DB()
 			if err != nil {
-				b.Fatal(err)
-			}
-			if err := EnsureSchema(db); err != nil {
 				b.Fatal(err)
 			}
 			claim := func(db *gorm.DB, key string) *Holder {

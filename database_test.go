@@ -40,10 +40,10 @@ func withSchema(t testing.TB, db *dbtest.Database, opts ...gorm.Option) *gorm.DB
 	return gdb
 }
 
-// leases is what the package uses of such a handle.
-func leases(t testing.TB, db *dbtest.Database) *handle {
+// opened is what the package uses of a handle.
+func opened(t testing.TB, db *gorm.DB) *handle {
 	t.Helper()
-	h, err := open("db", withSchema(t, db))
+	h, err := open("db", db)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,10 +25,7 @@ func TestATermIsOverByTheseRules(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		h, err := open("db", db)
-		if err != nil {
-			t.Fatal(err)
-		}
+		h := opened(t, db)
 		now := time.Now()
 		made := Term{Name: "job", Holder: "A", Epoch: 5}
 		won := func(by time.Time) Term {
@@ -194,10 +191,7 @@ func TestAFenceSetsTheseBounds(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		h, err := open("tx", tx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		h := opened(t, tx)
 		got, err := query(t.Context(), h, func(rows *sql.Rows) (bounds string, err error) { return bounds, rows.Scan(&bounds) },
 			h.statements.fence, noon.UnixMicro(), "job", "A", 5)
 		if err != nil || len(got) != 1 || got[0] != tc.idle+tc.connectionChecked+tc.unread {

@@ -18,10 +18,7 @@ import (
 func TestStatementCachesAreTakenOffHoweverManyThereAre(t *testing.T) {
 	db := dbtest.SQLite(t).Open(t, &gorm.Config{PrepareStmt: true})
 	for range 3 {
-		h, err := open("db", db)
-		if err != nil {
-			t.Fatal(err)
-		}
+		h := opened(t, db)
 		if _, ok := h.pool.(*sql.DB); !ok {
 			t.Errorf("the pool is a %T", h.pool)
 		}
@@ -118,10 +115,7 @@ func TestARowThatCannotBeReadIsAnErrorAndNotTheLast(t *testing.T) {
 	} {
 		t.Run(backend, func(t *testing.T) {
 			database := map[string]func(testing.TB) *dbtest.Database{"sqlite": dbtest.SQLite, "postgres": dbtest.Postgres}[backend](t)
-			h, err := open("db", database.Open(t))
-			if err != nil {
-				t.Fatal(err)
-			}
+			h := opened(t, database.Open(t))
 			got, err := query(t.Context(), h, func(rows *sql.Rows) (n int, err error) { return n, rows.Scan(&n) }, failing)
 			if err == nil {
 				t.Errorf("%v", got)
@@ -144,10 +138,7 @@ func TestAQueryThatIsRepeatedMidwayReturnsEachRowOnceOnOneConnection(t *testing.
 			t.Fatal(err)
 		}
 		pool.SetMaxOpenConns(1)
-		h, err := open("db", db)
-		if err != nil {
-			t.Fatal(err)
-		}
+		h := opened(t, db)
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
 		scans := 0
@@ -171,10 +162,7 @@ func TestARepeatedStatementRunsReadCommittedAndLeavesNothingOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	pool.SetMaxOpenConns(1)
-	h, err := open("db", db)
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := opened(t, db)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	var level string
@@ -189,15 +177,11 @@ func TestARepeatedStatementRunsReadCommittedAndLeavesNothingOpen(t *testing.T) {
 }
 
 func TestAClientThatFreezesBeforeTheCommitOfARepeatedStatementIsCutOff(t *testing.T) {
-	database := dbtest.Postgres(t)
-	db := withSchema(t, database)
+	db := withSchema(t, dbtest.Postgres(t))
 	if ok, err := TryAcquire(t.Context(), db, "job", "A", time.Second, time.Time{}); err != nil || !ok {
 		t.Fatal(ok, err)
 	}
-	h, err := open("db", db)
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := opened(t, db)
 	frozen, thaw, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 	go func() {
 		done <- h.readCommitted(func(ctx context.Context, pool gorm.ConnPool) error {
@@ -211,6 +195,7 @@ func TestAClientThatFreezesBeforeTheCommitOfARepeatedStatementIsCutOff(t *testin
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	for got := false; !got; {
+		var err error
 		if got, err = TryAcquire(ctx, db, "job", "B", time.Minute, time.Time{}); err != nil {
 			t.Fatal(err)
 		}
@@ -286,19 +271,13 @@ func TestAConnectionToAServerThatOnlyReadsIsNotUsedAgain(t *testing.T) {
 }
 
 func TestSQLiteInMemoryThatSomebodyWritesToIsNotRefused(t *testing.T) {
-	db := (&dbtest.Database{Backend: dbtest.BackendSQLite, DSN: "file:" + t.Name() + "?mode=memory&cache=shared"}).Open(t)
-	if err := EnsureSchema(db); err != nil {
-		t.Fatal(err)
-	}
+	db := withSchema(t, &dbtest.Database{Backend: dbtest.BackendSQLite, DSN: "file:" + t.Name() + "?mode=memory&cache=shared"})
 	tx := db.Begin()
 	defer tx.Rollback()
 	if err := tx.Exec("DELETE FROM leases").Error; err != nil {
 		t.Fatal(err)
 	}
-	h, err := open("db", db)
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := opened(t, db)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	if err := h.checkMemory(ctx); err != nil {

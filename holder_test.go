@@ -12,10 +12,7 @@ import (
 
 func TestAClaimIsOverByWhatItsRowSays(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
-		gdb, now := db.Open(t), time.Now().Truncate(time.Microsecond)
-		if err := EnsureSchema(gdb); err != nil {
-			t.Fatal(err)
-		}
+		gdb, now := withSchema(t, db), time.Now().Truncate(time.Microsecond)
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
 		for name, tc := range map[string]struct {

@@ -15,7 +15,7 @@ import (
 func TestAnElectorsRenewalsTakeNothingBackInWhateverOrderTheyLand(t *testing.T) {
 	noon := time.Date(2024, 3, 1, 12, 0, 0, 0, time.UTC)
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
-		h, n := leases(t, db), 0
+		h, n := opened(t, withSchema(t, db)), 0
 		orders(4, func(order []int) {
 			n++
 			now := noon.Add(time.Duration(n) * time.Hour)
@@ -47,7 +47,7 @@ func TestARenewalIsForAWholeTTLFromItsClockOrTheOneBefore(t *testing.T) {
 	noon := time.Date(2024, 3, 1, 12, 0, 0, 0, time.UTC)
 	us := time.Microsecond
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
-		h := leases(t, db)
+		h := opened(t, withSchema(t, db))
 		if _, err := TryAcquire(t.Context(), db.Open(t), "job", "A", time.Minute, noon); err != nil {
 			t.Fatal(err)
 		}
@@ -73,7 +73,7 @@ func TestARenewalIsForAWholeTTLFromItsClockOrTheOneBefore(t *testing.T) {
 // waiters race for the version that the stranger leaves.
 func TestAnElectorsRenewalsBehindARowLockTakeNothingBack(t *testing.T) {
 	db := dbtest.Postgres(t)
-	h := leases(t, db)
+	h := opened(t, withSchema(t, db))
 	r := newRow(h, "job", "A", time.Minute, nil)
 	term, ok, err := r.take(t.Context(), h.look(t, time.Time{}))
 	if !ok || err != nil {
