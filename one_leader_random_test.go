@@ -18,12 +18,14 @@ func TestNoTwoLeadWhateverHappens(t *testing.T) {
 	}
 	for seed := range uint64(rounds) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
-			inBubble(t, func(t *testing.T, c *cluster) { chance(t, c, rand.New(rand.NewPCG(seed, 1))) })
+			inBubble(t, func(t *testing.T, c *cluster) { meetFaults(t, c, rand.New(rand.NewPCG(seed, 1))) })
 		})
 	}
 }
 
-func chance(t *testing.T, c *cluster, r *rand.Rand) {
+// meetFaults lets time pass for four electors under faults at random. Then all is
+// well, and somebody must lead.
+func meetFaults(t *testing.T, c *cluster, r *rand.Rand) {
 	for i := range 4 {
 		c.start(fmt.Sprint(i % 3)) // two share a holder
 	}

@@ -12,7 +12,6 @@ import (
 
 // Real electors run on a real SQLite in a bubble. SQLite's own clock stays real
 // there, so they bring their own.
-
 func TestAnHourOfElectionOnSQLite(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db := withSchema(t, dbtest.SQLite(t))
