@@ -9,6 +9,9 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/common/model"
 )
 
 // A replica is one process that campaigns for the lease.
@@ -214,4 +217,41 @@ func (c *cluster) checkTerms() {
 func elapse(d time.Duration) {
 	<-time.After(d)
 	synctest.Wait()
+}
+
+// scrape returns the series of this package's collector, by their text, from a registry that checks everything.
+func scrape(t *testing.T) map[string]float64 {
+	t.Helper()
+	registry := prometheus.NewPedanticRegistry()
+	if err := registry.Register(NewCollector()); err != nil {
+		t.Fatal(err)
+	}
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	series := map[string]float64{}
+	for _, family := range families {
+		for _, m := range family.GetMetric() {
+			labels := model.Metric{}
+			for _, l := range m.GetLabel() {
+				labels[model.LabelName(l.GetName())] = model.LabelValue(l.GetValue())
+			}
+			value := m.GetGauge().GetValue() + m.GetCounter().GetValue()
+			if h := m.GetHistogram(); h != nil {
+				value = float64(h.GetSampleCount())
+			}
+			series[family.GetName()+labels.String()] = value
+		}
+	}
+	return series
+}
+
+func want(t *testing.T, series map[string]float64, wanted map[string]float64) {
+	t.Helper()
+	for name, value := range wanted {
+		if got, ok := series[name]; !ok || got != value {
+			t.Errorf("%s is %v (%v), not %v", name, got, ok, value)
+		}
+	}
 }

@@ -224,24 +224,3 @@ func TestRenewalsThatLandInAnyOrderTakeNothingBack(t *testing.T) {
 		}
 	}
 }
-
-// orders calls do with every order of n things.
-func orders(n int, do func(order []int)) {
-	order := make([]int, n)
-	var place func(k int)
-	place = func(k int) {
-		if k == n {
-			do(order)
-			return
-		}
-		for i := k; i < n; i++ {
-			order[k], order[i] = order[i], order[k]
-			place(k + 1)
-			order[k], order[i] = order[i], order[k]
-		}
-	}
-	for i := range order {
-		order[i] = i
-	}
-	place(0)
-}

@@ -258,7 +258,7 @@ func of(statement string, f fault) func(string) fault { return firstly(math.MaxI
 
 var errRefused = errors.New("connection refused")
 
-// A blockingWriter does something before it has written nothing.
+// A blockingWriter is the writer of a log. It may block.
 type blockingWriter func()
 
 func (b blockingWriter) Write(p []byte) (int, error) { b(); return len(p), nil }
@@ -285,4 +285,25 @@ func (c *jumpingClock) clock() instant {
 	defer c.jumps.Unlock()
 	i := machineClock()
 	return instant{i.mono + c.skewed.mono, i.wall + c.skewed.wall}
+}
+
+// orders calls do with every order of n things.
+func orders(n int, do func(order []int)) {
+	order := make([]int, n)
+	var place func(k int)
+	place = func(k int) {
+		if k == n {
+			do(order)
+			return
+		}
+		for i := k; i < n; i++ {
+			order[k], order[i] = order[i], order[k]
+			place(k + 1)
+			order[k], order[i] = order[i], order[k]
+		}
+	}
+	for i := range order {
+		order[i] = i
+	}
+	place(0)
 }
