@@ -107,6 +107,7 @@ func TestARowOfAnOlderVersionIsWaitedForByTheElectorsOwnTTL(t *testing.T) {
 	}
 }
 
+// The context of Run has ended when the poll is answered.
 func TestNothingIsTakenOnAnAnswerThatCameWithTheEnd(t *testing.T) {
 	inBubble(t, func(t *testing.T, c *cluster) {
 		a := c.add("A")

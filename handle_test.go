@@ -154,6 +154,8 @@ func TestAQueryThatIsRepeatedMidwayReturnsEachRowOnceOnOneConnection(t *testing.
 	})
 }
 
+// Where transactions are serializable by default, a statement that met a conflict
+// could meet the next one for ever.
 func TestARepeatedStatementRunsReadCommittedAndLeavesNothingOpen(t *testing.T) {
 	database := dbtest.Postgres(t)
 	db := database.OpenDSN(t, database.DSNVia("", "default_transaction_isolation=serializable"))
@@ -250,6 +252,7 @@ func TestAStatementByHandIsBounded(t *testing.T) {
 	}
 }
 
+// After a fail-over, an idle connection may lead to a server that only reads.
 func TestAConnectionToAServerThatOnlyReadsIsNotUsedAgain(t *testing.T) {
 	db := withSchema(t, dbtest.Postgres(t))
 	pool, err := db.DB()
@@ -270,6 +273,8 @@ func TestAConnectionToAServerThatOnlyReadsIsNotUsedAgain(t *testing.T) {
 	}
 }
 
+// The writer holds up the probe that would tell whether the connections share
+// their database.
 func TestSQLiteInMemoryThatSomebodyWritesToIsNotRefused(t *testing.T) {
 	db := withSchema(t, &dbtest.Database{Backend: dbtest.BackendSQLite, DSN: "file:" + t.Name() + "?mode=memory&cache=shared"})
 	tx := db.Begin()

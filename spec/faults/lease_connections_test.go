@@ -239,6 +239,7 @@ func TestFirstConnectionsThatAreDeadDelayATermAndPreventNone(t *testing.T) {
 	a.keeps(term, ttl)
 }
 
+// The simple protocol is what a pooler of transactions needs.
 func TestAnElectorLeadsOverTheSimpleProtocolAndSurvivesKilledConnections(t *testing.T) {
 	t.Parallel()
 	const ttl = 1500 * time.Millisecond
