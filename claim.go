@@ -20,31 +20,42 @@ import (
 // maxKey is the longest key of an [Item], in characters.
 const maxKey = 255
 
-// A Claimable is what a row needs to be claimed. Embed it in a model of your own, beside its primary key of one column, and GORM's AutoMigrate
-// (which is not for several processes at once) brings its columns, claim_…, and an index for [ClaimNext]. Embed the struct itself, without a
-// prefix. It is this package's to write, but for Done: GORM writes the other columns when it creates a row, and then leaves them, so that a Save
-// of your own frees no claim. (It does put Revision back, which costs a claim that is held its next save: prefer to update the columns that you
-// mean.) A model with a Done of its own finishes an item by Claimable.Done.
+// A Claimable holds the columns that make a row claimable. Embed Claimable in a
+// model of your own, beside a primary key of one column. Embed the struct
+// itself, without a prefix. GORM's AutoMigrate then creates the columns,
+// claim_…, and an index for [ClaimNext]. AutoMigrate is not for several
+// processes at once.
 //
-// As in a [Record], the table keeps the times as microseconds since the Unix epoch.
+// Only this package writes these columns, except Done. GORM sets them when it
+// creates a row and never updates them, so db.Save on a claimed row does not
+// release the claim. Revision is an exception: db.Save puts an old Revision
+// back, and the next Save of a live claim is then refused. Prefer to update
+// only the columns that you mean. In a model with a Done of its own, set
+// Claimable.Done to finish an item.
+//
+// As in a [Record], the table keeps the times as microseconds since the Unix
+// epoch.
 type Claimable struct {
-	// Who claimed it, at most 200 characters; empty once released.
+	// The owner of the claim, at most 200 characters. Empty once released.
 	Owner string `gorm:"column:claim_owner;<-:create;size:200;not null;default:''"`
-	// What for, as the owner said, at most 200 characters; empty once released.
+	// The purpose of the claim, in the owner's words, at most 200 characters.
+	// Empty once released.
 	StepID string `gorm:"column:claim_step_id;<-:create;size:200;not null;default:''"`
-	// Grows by one with every claim, by whomever; never reset.
+	// Grows by one with every claim of any owner. Never reset.
 	Epoch int64 `gorm:"column:claim_epoch;<-:create;not null;default:0"`
 	// Grows with every claim and every save.
 	Revision int64 `gorm:"column:claim_revision;not null;default:0"`
-	// Claims since the last clean release; many of them tell of an item that kills its workers.
+	// Claims since the last clean release. A high count marks an item that
+	// kills its workers.
 	Attempts int `gorm:"column:claim_attempts;<-:create;not null;default:0"`
-	// The last claim.
+	// When the last claim was made.
 	AcquiredAt time.Time `gorm:"column:claim_acquired_at;<-:create;type:bigint;serializer:lease_unix_micro;index:,composite:claim_queue,expression:COALESCE(claim_acquired_at\\,0),where:NOT claim_done"`
-	// Its last renewal.
+	// When the claim was last renewed.
 	RenewedAt time.Time `gorm:"column:claim_renewed_at;<-:create;type:bigint;serializer:lease_unix_micro"`
-	// It runs out here, unless it is renewed.
+	// When the claim runs out, unless it is renewed.
 	ExpiresAt time.Time `gorm:"column:claim_expires_at;<-:create;type:bigint;serializer:lease_unix_micro"`
-	// Yours: Save writes it. An item that is done is never claimed again.
+	// Yours to set. Save writes Done. An item that is done is never claimed
+	// again.
 	Done bool `gorm:"column:claim_done;not null;default:false"`
 }
 
@@ -56,23 +67,28 @@ type Model[T any] interface {
 	claimable() *Claimable
 }
 
-// An Item is one row of the table lease_items: a work item that needs no table of its own.
+// An Item is one row of the table lease_items, a work item without a table of
+// its own.
 type Item struct {
 	// At most 255 characters.
 	Key string `gorm:"column:key;primaryKey;not null;size:255"`
-	// JSON; empty means null. Postgres keeps it as jsonb, which is the same value, not the same text.
+	// JSON. An empty Payload means null. Postgres stores jsonb, which preserves
+	// the value but not the text.
 	Payload json.RawMessage `gorm:"column:payload;not null;serializer:lease_json"`
 	Claimable
-	// When Create wrote it, by that process's clock.
+	// When Create wrote the item, by the clock of the calling process.
 	CreatedAt time.Time `gorm:"column:created_at;<-:create;type:bigint;serializer:lease_unix_micro;autoCreateTime:false"`
-	// When Create or Save last wrote it, by that process's clock.
+	// When Create or Save last wrote the item, by the caller's clock: the
+	// claim's now, if given, otherwise the process's clock.
 	UpdatedAt time.Time `gorm:"column:updated_at;type:bigint;serializer:lease_unix_micro;autoUpdateTime:false"`
 }
 
-// TableName is "lease_items", whatever GORM's naming strategy says; [Tables] puts a prefix before it.
+// TableName is "lease_items", whatever GORM's naming strategy says. [Tables]
+// adds a prefix.
 func (Item) TableName() string { return itemsTable }
 
-// beforeWrite is what a row of the package's own table needs before it is written.
+// beforeWrite checks and completes a row of the package's own table before each
+// write.
 func (it *Item) beforeWrite(now time.Time) error {
 	if len(it.Payload) == 0 {
 		it.Payload = json.RawMessage("null")
@@ -84,13 +100,15 @@ func (it *Item) beforeWrite(now time.Time) error {
 	return nil
 }
 
-// Escapes that Postgres takes for no character: NUL, and a surrogate that has lost its other half.
+// Escapes for which Postgres has no character: NUL, and a surrogate without its
+// other half.
 var (
 	surrogates = regexp.MustCompile(`\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}`)
 	noChar     = regexp.MustCompile(`\\u(0000|[dD][89a-fA-F])`)
 )
 
-// noText reports whether JSON contains such an escape. An escaped backslash begins none.
+// noText reports whether JSON contains such an escape. An escaped backslash
+// does not begin an escape.
 func noText(payload []byte) bool {
 	if !bytes.Contains(payload, []byte(`\u`)) {
 		return false
@@ -98,14 +116,20 @@ func noText(payload []byte) bool {
 	return noChar.Match(surrogates.ReplaceAll(bytes.ReplaceAll(payload, []byte(`\\`), []byte("_")), nil))
 }
 
-// ownRow is a model that is, or embeds, an Item.
+// An ownRow is a model that is, or embeds, an Item.
 type ownRow interface{ beforeWrite(now time.Time) error }
 
-// Create adds an item, unclaimed, with its Key, its Payload and whether it is Done; the rest of it is not looked at.
+// Create adds an unclaimed item with this Key, this Payload and this Done.
+// Create ignores the other fields.
 //
-// It may block on the database, as [TryAcquire] does, and on a transaction that creates the same key. On a transaction's handle it joins that
-// transaction. The error is [gorm.ErrDuplicatedKey] when there is one of that key, which spoils a transaction on Postgres; [ErrInvalid] for a
-// bad key, a payload that is not JSON, or a bad handle, before any SQL; else what the database said.
+// Create may block on the database, as [TryAcquire] does, and on a transaction
+// that creates the same key. If db is a transaction, Create joins the
+// transaction.
+//
+// The error is [gorm.ErrDuplicatedKey] if the key exists already. On Postgres
+// this error aborts a transaction. The error is [ErrInvalid], before any SQL,
+// for a bad key, a payload that is not JSON, or a bad handle. Any other error
+// comes from the database.
 func Create(ctx context.Context, db *gorm.DB, it Item) error {
 	op := fmt.Sprintf("create %q", it.Key)
 	if err := cmp.Or(checkCtx(ctx), checkString("it.Key", it.Key, maxKey), it.beforeWrite(time.Now())); err != nil {
@@ -119,10 +143,13 @@ func Create(ctx context.Context, db *gorm.DB, it Item) error {
 	return wrap(op, m.create(ctx, it))
 }
 
-// Load returns an item, claimed or not, and a string that changes with every write to it; nothing more is promised of that.
+// Load returns an item, claimed or not, and a string that changes with every
+// write to the item. Nothing else about the string is promised.
 //
-// It is one SELECT, on the primary; it may block on the database, as [TryAcquire] does. The error is [gorm.ErrRecordNotFound] when there is no
-// such item, [ErrInvalid] for a bad key or handle, else what the database said.
+// Load sends one SELECT, to the primary, and may block on the database, as
+// [TryAcquire] does. The error is [gorm.ErrRecordNotFound] if the item does not
+// exist, and [ErrInvalid] for a bad key or handle. Any other error comes from
+// the database.
 func Load(ctx context.Context, db *gorm.DB, key string) (Item, string, error) {
 	op := fmt.Sprintf("load %q", key)
 	if err := cmp.Or(checkCtx(ctx), checkString("key", key, maxKey)); err != nil {
@@ -136,7 +163,8 @@ func Load(ctx context.Context, db *gorm.DB, key string) (Item, string, error) {
 	if err != nil {
 		return Item{}, "", wrap(op, err)
 	}
-	// Whatever else writes to the row, it changes the rest.
+	// A write may leave both counters alone. Such a write changes the rest of
+	// the row, so the string has a hash of the rest.
 	rest, hash := it, sha256.New()
 	rest.Payload = nil
 	fmt.Fprintf(hash, "%+v", rest)
@@ -144,22 +172,32 @@ func Load(ctx context.Context, db *gorm.DB, key string) (Item, string, error) {
 	return it, fmt.Sprintf("%d.%d.%x", it.Epoch, it.Revision, hash.Sum(nil)[:8]), nil
 }
 
-// Claim claims the item of that key for owner, until ttl from now: nobody else can claim it before, and this claim can only be ended, renewed
-// and saved by the [Holder] that Claim returns. It begins a new epoch.
+// Claim claims the item with this key for owner, until ttl from now, and begins
+// a new epoch. Until then nobody else can claim the item. Only the [Holder]
+// that Claim returns can end, renew or save this claim.
 //
-// An owner is one worker: give every one its own, [InstanceID] say. An owner that claims an item which it has claimed already (before a crash,
-// or when a reply was lost) gets it anew, and the earlier claim is lost. stepID is for people who read the table; it may be empty.
+// An owner is one worker. Give every worker an owner of its own, such as
+// [InstanceID]. If the item is already owner's (from before a crash, or when a
+// reply was lost), Claim claims the item anew and the earlier claim is lost.
+// stepID is for readers of the table and may be empty.
 //
-// A nil now lets the database's clock decide, which is what workers with clocks of their own want. Any other is asked for the time at each
-// statement, and its zero time means the database's; then everyone on this item must bring their own, from clocks that agree within a third
-// of the ttl.
+// If now is nil, the database's clock decides. Choose nil for workers with
+// clocks of their own. Any other now is called for the time at each statement.
+// A zero time from now means the database's clock. With a now of your own,
+// everyone on this item must pass one, from clocks that agree within a third of
+// the ttl.
 //
-// It never waits for the item to come free, only for the database, as [TryAcquire] does, and for transactions that are fenced by a claim which
-// just ran out. It sends one SELECT, and if that finds the item free one UPDATE, in no transaction: a handle that is one is [ErrInvalid].
+// Claim never waits for the item to come free. Claim waits only for the
+// database, as [TryAcquire] does, and for open transactions that an earlier
+// claim has fenced, such as a claim that just ran out. Claim sends one SELECT
+// and, if the item is free, one UPDATE. Neither runs in a transaction: if db is
+// a transaction, the error is [ErrInvalid].
 //
-// The error is [ErrHeld] when another owner's claim is live, [ErrDone] when the item is done, [gorm.ErrRecordNotFound] when there is none;
-// [ErrInvalid] for a bad argument, before any SQL; else what the database said. After such an error the claim may still have been made: claim
-// again, or let it run out.
+// The error is [ErrHeld] if another owner's claim is live, [ErrDone] if the
+// item is done, [gorm.ErrRecordNotFound] if the item does not exist, and
+// [ErrInvalid] for a bad argument, before any SQL. Any other error comes from
+// the database. After such an error the claim may or may not have been made:
+// claim again, or let the claim run out.
 func Claim(ctx context.Context, db *gorm.DB, key, owner, stepID string, ttl time.Duration, now func() time.Time) (*Holder, error) {
 	if err := checkString("key", key, maxKey); err != nil {
 		return nil, wrap(fmt.Sprintf("claim %q", key), err)
@@ -167,8 +205,9 @@ func Claim(ctx context.Context, db *gorm.DB, key, owner, stepID string, ttl time
 	return ClaimAs[Item](ctx, db, key, owner, stepID, ttl, now)
 }
 
-// ClaimAs is [Claim] of a row of a model of your own, by its primary key, with the same promises. A row that is soft-deleted is not found.
-// AfterFind runs on what the claim loads.
+// ClaimAs is like [Claim], for a row of your own model, found by its primary
+// key. The promises are the same. A soft-deleted row is not found. AfterFind
+// runs on the row that ClaimAs loads.
 func ClaimAs[T any, M Model[T]](ctx context.Context, db *gorm.DB, key any, owner, stepID string, ttl time.Duration, now func() time.Time) (*HolderOf[T], error) {
 	op := "claim " + label(key)
 	m, err := openClaim[T, M](ctx, db, owner, stepID, ttl, now)
@@ -201,13 +240,23 @@ func ClaimAs[T any, M Model[T]](ctx context.Context, db *gorm.DB, key any, owner
 	return newHolder(m, l, sent, seen.ranOut(), ttl, now), nil
 }
 
-// ClaimNext is [ClaimAs], or with an [Item] [Claim], of the row that waited longest: of those that nobody has claimed, or whose claim ran out,
-// the one that was claimed the longest ago, if ever. So a row whose workers keep dying goes to the back of the queue, and its Attempts tell.
+// ClaimNext is like [ClaimAs] (or [Claim], for an [Item]), for the row that has
+// waited longest. ClaimNext considers rows that nobody has claimed and rows
+// whose claim ran out. ClaimNext takes the row whose last claim is the oldest,
+// and rows that were never claimed first. A row whose workers die moves to the
+// back of the queue, and Attempts counts its claims since the last clean
+// release.
 //
-// It never takes a live claim, the owner's own included. Scopes narrow the choice, by Where and Joins; anything else in them is [ErrInvalid].
+// ClaimNext never takes a live claim, not even the owner's own. Scopes narrow
+// the choice, by Where and Joins. Anything else in a scope is [ErrInvalid].
 //
-// It never waits for another worker: on Postgres it passes over rows that somebody else is about to take, or has fenced. Where there are no
-// such locks, it looks again when another was faster. The error is [gorm.ErrRecordNotFound] when there is nothing to claim; else as ClaimAs has it.
+// ClaimNext never waits for another worker. On Postgres ClaimNext skips rows
+// that somebody else is about to take, or has fenced. On SQLite, which has no
+// row locks, ClaimNext retries when another worker takes the row first.
+//
+// The error is [gorm.ErrRecordNotFound] if there is no row to claim. ClaimNext
+// returns neither [ErrHeld] nor [ErrDone]. The other errors are those of
+// ClaimAs.
 func ClaimNext[T any, M Model[T]](ctx context.Context, db *gorm.DB, owner, stepID string, ttl time.Duration, now func() time.Time, scopes ...func(*gorm.DB) *gorm.DB) (*HolderOf[T], error) {
 	m, err := openClaim[T, M](ctx, db, owner, stepID, ttl, now)
 	if err != nil {
@@ -238,14 +287,16 @@ func ClaimNext[T any, M Model[T]](ctx context.Context, db *gorm.DB, owner, stepI
 		if l != nil {
 			return newHolder(m, l, sent, seen.ranOut(), ttl, now), nil
 		}
-		if seen.epoch == last.epoch && reflect.DeepEqual(seen.key, last.key) { // it is not to be had, and nobody else was faster
+		// The same row again: it cannot be taken, and no other worker took it
+		// first.
+		if seen.epoch == last.epoch && reflect.DeepEqual(seen.key, last.key) {
 			return nil, wrap(op, gorm.ErrRecordNotFound)
 		}
 		last = seen
 	}
 }
 
-// openClaim checks what all claims are given.
+// openClaim checks the arguments that all claims share.
 func openClaim[T any, M Model[T]](ctx context.Context, db *gorm.DB, owner, stepID string, ttl time.Duration, now func() time.Time) (*items[T], error) {
 	err := cmp.Or(checkCtx(ctx), checkHolder("owner", owner), checkTTL("ttl", ttl), checkNow(clockNow(now)))
 	if err == nil && stepID != "" {
@@ -269,7 +320,8 @@ func label(key any) string {
 	return fmt.Sprintf("%q", fmt.Sprint(key))
 }
 
-// checkedJSON is the GORM serializer of a payload, which is a text in every database.
+// checkedJSON is the GORM serializer of a payload. The payload is text in every
+// database.
 type checkedJSON struct{}
 
 func init() { schema.RegisterSerializer("lease_json", checkedJSON{}) }

@@ -14,11 +14,14 @@ import (
 // A Holder is a claim of an [Item].
 type Holder = HolderOf[Item]
 
-// A HolderOf is one claim of one row of a model, from [Claim], [ClaimAs] or [ClaimNext]. Its methods are safe for concurrent use.
+// A HolderOf is one claim of one row of a model, from [Claim], [ClaimAs] or
+// [ClaimNext]. Its methods are safe for concurrent use.
 //
-// The claim is lost once somebody else has claimed the row, or the same owner anew, or the row is gone. Then nothing that is written through
-// the claim can be committed, whether or not this process has noticed. A claim that ran out, and that nobody has taken, is not lost: it may
-// still be renewed, saved and released.
+// The claim is lost once somebody else has claimed the row, or the same owner
+// has claimed the row anew, or the row is gone. From then on nothing written
+// through the claim can be committed, whether or not this process has noticed
+// the loss. A claim that ran out, and that nobody has taken, is not lost. It
+// may still be renewed, saved and released.
 type HolderOf[T any] struct {
 	items   *items[T]
 	hold    hold
@@ -31,8 +34,8 @@ type HolderOf[T any] struct {
 	running chan struct{} // one Run at a time
 
 	mu           sync.Mutex // guards the fields below
-	item         T          // as the claim last wrote it
-	known, tried int64      // the revision that the row had for certain; the highest that a save has tried to give it
+	item         T          // the row as the claim last wrote it
+	known, tried int64      // the revision that the row had for certain, and the highest that a save has tried
 }
 
 func newHolder[T any](m *items[T], l *loaded[T], sent instant, expired bool, ttl time.Duration, now func() time.Time) *HolderOf[T] {
@@ -49,32 +52,37 @@ func newHolder[T any](m *items[T], l *loaded[T], sent instant, expired bool, ttl
 
 func (h *HolderOf[T]) op(verb string) string { return verb + " " + label(h.hold.key) }
 
-// String is for logs.
+// String describes the claim, for logs.
 func (h *HolderOf[T]) String() string {
 	return fmt.Sprintf("claim %d of %s in %s by %q", h.hold.epoch, label(h.hold.key), h.items.name, h.hold.owner)
 }
 
-// Epoch is the claim's: no other claim of this row, before or after, has it.
+// Epoch returns the claim's epoch. No other claim of this row, before or after,
+// has the same epoch.
 func (h *HolderOf[T]) Epoch() int64 { return h.hold.epoch }
 
-// Expired reports whether the claim took over another that had run out: its worker may have died in the middle of things.
+// Expired reports whether the claim took over another claim that had run out.
+// The worker of that claim may have died half-way.
 func (h *HolderOf[T]) Expired() bool { return h.expired }
 
-// StepID is what the claim was made for, as its owner said.
+// StepID returns the purpose of the claim, in its owner's words.
 func (h *HolderOf[T]) StepID() string { return h.stepID }
 
-// Item returns the row as this claim last wrote it: as it found the row, and then as Save, Renew and Release changed it. It is a copy, but
-// what the row's fields point to is shared. It makes no database call.
+// Item returns the row as this claim last wrote it: as the claim found the row,
+// and then as Save, Renew and Release changed it. The result is a copy, but
+// shares the data that the row's fields point to. Item makes no database call.
 func (h *HolderOf[T]) Item() T {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.item
 }
 
-// Renew extends the claim to a full TTL from now. It touches the claim alone. [HolderOf.Run] and [HolderOf.Heartbeat] do it for you.
+// Renew extends the claim to a full TTL from now. Renew changes nothing but the
+// claim. [HolderOf.Run] and [HolderOf.Heartbeat] renew for you.
 //
-// It is one UPDATE, and may block on the database, as [TryAcquire] does. The error is [ErrLost] when the claim is lost, or was released; else
-// what the database said.
+// Renew sends one UPDATE, and may block on the database, as [TryAcquire] does.
+// The error is [ErrLost] if the claim is lost or was released. Any other error
+// comes from the database.
 func (h *HolderOf[T]) Renew(ctx context.Context) error {
 	if err := checkCtx(ctx); err != nil {
 		return wrap(h.op("renew"), err)
@@ -82,11 +90,14 @@ func (h *HolderOf[T]) Renew(ctx context.Context) error {
 	return wrap(h.op("renew"), h.life.renew(ctx))
 }
 
-// Release ends the claim, so that anyone may claim the row at once, and counts it as a clean one: the row's Attempts are 0. It ends a
-// Heartbeat, and the context of a Run.
+// Release ends the claim. Anyone may claim the row at once. The end counts as
+// clean: the row's Attempts are 0 afterwards. Release also ends a Heartbeat,
+// and the context of a Run.
 //
-// It is one UPDATE, and may block on the database, as [TryAcquire] does. It is nil when the claim was released before. The error is [ErrLost]
-// when the claim is lost, and then nothing is changed; else what the database said: repeat it, or let the claim run out.
+// Release sends one UPDATE, and may block on the database, as [TryAcquire]
+// does. The result is nil if the claim was released before. The error is
+// [ErrLost] if the claim is lost. Then nothing has changed. Any other error
+// comes from the database: call Release again, or let the claim run out.
 func (h *HolderOf[T]) Release(ctx context.Context) error {
 	if err := checkCtx(ctx); err != nil {
 		return wrap(h.op("release"), err)
@@ -102,7 +113,9 @@ func (h *HolderOf[T]) sendRenewal(ctx context.Context) (bool, error) {
 	now, ok, err := h.items.renew(ctx, h.hold, h.ttl, clock)
 	if ok {
 		h.note(func(c *Claimable) {
-			if late := now.renewed.Before(c.RenewedAt) && now.expires.After(c.RenewedAt); !late { // than another's reply
+			// The reply to a later renewal may have come first. Then its times
+			// stay.
+			if late := now.renewed.Before(c.RenewedAt) && now.expires.After(c.RenewedAt); !late {
 				c.RenewedAt, c.ExpiresAt = now.renewed, now.expires
 			}
 		})
@@ -134,18 +147,29 @@ func (h *HolderOf[T]) note(change func(*Claimable)) {
 	change(h.items.claimable(&h.item))
 }
 
-// Save writes the row, in one UPDATE that does nothing unless the claim still stands: all of the model's own columns, or those that are named
-// (as in the table or as in Go), so that a column which another writer owns is not overwritten. With either it writes whether it is Done. It
-// never writes the key, the claim or an association. It neither needs nor makes a renewal.
+// Save writes the row, in one UPDATE that does nothing unless the claim still
+// stands. Without columns, Save writes all of the model's own columns. With
+// columns, named as in the table or as in Go, Save writes only those, and does
+// not overwrite a column of another writer. Save always writes Done. It never
+// writes the key, the claim or an association. Save needs no renewal, and does
+// not renew.
 //
-// GORM's hooks for an update run, in a transaction with it, and UpdatedAt is set; what a hook changes is written if it is among the columns, and
-// what it omits is not. Plugins have their say, in a transaction unless db skips the default one. An [Item] has neither. [HolderOf.Item] is then
-// what was written.
+// GORM's hooks for an update run, in a transaction with the UPDATE, and
+// UpdatedAt is set. A hook's change to a column is written if the column is
+// among those saved. A column that a hook omits is not written. Plugins take
+// part too, in a transaction unless db skips the default transaction. An [Item]
+// has neither hooks nor plugins. Afterwards [HolderOf.Item] returns the row as
+// written.
 //
-// It may block on the database, as [TryAcquire] does, and on a save that was begun before. The error is [ErrLost] when the claim is lost, and
-// then nothing was written; [ErrInvalid] for another row's key, an unknown column, or an [Item]'s payload that is not JSON, before any SQL;
-// another if a hook, a field or a plugin adds a condition that the row does not meet; else what the database or a hook said. After such an error
-// it may still have been written, now or later: save again, which replaces it whenever it lands.
+// Save may block on the database, as [TryAcquire] does, and on a save that
+// began earlier. The error is [ErrLost] if the claim is lost. Then nothing was
+// written. The error is [ErrInvalid], before any SQL, for another row's key, an
+// unknown column, or an [Item]'s payload that is not JSON. If a hook, a field
+// or a plugin adds a condition that the row does not meet, the error says so. A
+// hook or plugin that changes the key or the claim is [ErrInvalid], found after
+// the SQL. Other errors come from the database or a hook. After any other error
+// the row may or may not have been written: call Save again. A later Save
+// always wins over an earlier one, even if the earlier save arrives late.
 func (h *HolderOf[T]) Save(ctx context.Context, it T, columns ...string) error {
 	err := checkCtx(ctx)
 	if err == nil {
@@ -160,15 +184,22 @@ func (h *HolderOf[T]) Save(ctx context.Context, it T, columns ...string) error {
 	return wrap(h.op("save"), err)
 }
 
-// SaveIn is like Save, but within the caller's transaction: what else that writes, and the row, are committed together, or neither is.
+// SaveIn is like Save, but within the caller's transaction. The row and the
+// transaction's other writes are committed together, or not at all.
 //
-// [HolderOf.Item] stays as it was, since the transaction may be rolled back. After the commit go on with the value that was saved: a later save
-// of Item would put back what it was, and Done. Save, Renew and Release are not part of the transaction: they commit on their own, at once or, if
-// they have to wait for it, after it. Until the transaction ends, it holds up the claim's renewals, and whoever wants to claim the row: save
-// last. On Postgres the server ends the session if the transaction then lies idle for the TTL. Outside a transaction it is [ErrInvalid]. After
-// [ErrLost] roll the transaction back. On SQLite, SaveIn refuses a transaction
-// that a failed statement has ended, and protects tx from then on, as [Fence]
-// does.
+// [HolderOf.Item] stays as before, because the transaction may be rolled back.
+// After the commit, continue with the value that you saved. A later save of
+// Item would restore the old row, and the old Done.
+//
+// Inside a transaction, call only SaveIn. Save, Renew and Release use their own
+// connection: they may block on your transaction, and they stay committed if it
+// rolls back. Until the transaction ends, its lock on the row blocks the
+// claim's renewals and all claims of the row: save last. On Postgres the server
+// ends the session if the transaction then lies idle for the TTL.
+//
+// Outside a transaction the error is [ErrInvalid]. After [ErrLost], roll the
+// transaction back. On SQLite, SaveIn refuses a transaction that a failed
+// statement has ended, and protects tx from then on, as [Fence] does.
 func (h *HolderOf[T]) SaveIn(tx *gorm.DB, it T, columns ...string) error {
 	op := h.op("save")
 	on, err := openTx(tx)
@@ -182,14 +213,15 @@ func (h *HolderOf[T]) SaveIn(tx *gorm.DB, it T, columns ...string) error {
 	return wrap(op, err)
 }
 
-// write sends a save, and keeps what was saved. Its outcome is unknown if there is an error, or a transaction.
+// write sends a save and, outside a transaction, keeps the saved values. After
+// an error, and inside a transaction, the outcome is unknown.
 func (h *HolderOf[T]) write(ctx context.Context, on *handle, it T, names []string) (ok bool, err error) {
 	m := h.items
 	w := &write[T]{hold: h.hold, item: it}
 	if w.columns, err = m.columnsOf(names); err != nil {
 		return false, err
 	}
-	m.detach(&w.item) // from copies that others read
+	m.detach(&w.item) // apart from copies that others read
 	key, given := m.keyOf(ctx, &w.item)
 	switch {
 	case !given:
@@ -234,7 +266,8 @@ func (h *HolderOf[T]) write(ctx context.Context, on *handle, it T, names []strin
 	return ok, nil
 }
 
-// number makes a write the next one of the row: one that an earlier write of unknown outcome cannot undo, whether that has landed or will.
+// number gives a write the next revision. An earlier write of unknown outcome
+// cannot undo this write, whether the earlier write has landed or will.
 func (h *HolderOf[T]) number(w *write[T]) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -246,20 +279,23 @@ func (h *HolderOf[T]) number(w *write[T]) {
 	c.Revision, c.Done = h.tried, done
 }
 
-// keep makes the columns that were written part of the copy of the row.
+// keep copies the columns that were written into the copy of the row.
 func (h *HolderOf[T]) keep(saved *write[T]) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	m := h.items
-	c := *m.claimable(&h.item) // it may have been renewed meanwhile
+	c := *m.claimable(&h.item) // a renewal may have changed the claim meanwhile
 	c.Revision, c.Done = m.claimable(&saved.item).Revision, m.claimable(&saved.item).Done
 	h.known = c.Revision
 	m.merge(&h.item, &saved.item, saved.columns)
 	*m.claimable(&h.item) = c
 }
 
-// Fence proves, inside the transaction tx, that the claim is in force, and holds off the next one until the transaction ends, as [Term.Fence]
-// does for a term. A claim that ran out is not in force. The error is [ErrLost] then; [ErrInvalid] outside a transaction; else what the database said.
+// Fence proves, inside the transaction tx, that the claim is in force. Fence
+// holds off the next claim until the transaction ends, as [Term.Fence] does for
+// a term. A claim that ran out is not in force. The error is then [ErrLost].
+// Outside a transaction the error is [ErrInvalid]. Any other error comes from
+// the database.
 func (h *HolderOf[T]) Fence(tx *gorm.DB) error {
 	op := "fence " + label(h.hold.key)
 	on, err := openTx(tx)
@@ -276,7 +312,8 @@ func (h *HolderOf[T]) Fence(tx *gorm.DB) error {
 
 func (h *HolderOf[T]) named() string { return label(h.hold.key) }
 
-// over looks whether the claim is. If the database does not say, it is not known to be.
+// over reports whether the database says that the claim is over. Without an
+// answer, over returns false.
 func (h *HolderOf[T]) over(ctx context.Context, _ *handle) bool {
 	ctx, cancel := briefly(ctx)
 	defer cancel()
@@ -287,13 +324,19 @@ func (h *HolderOf[T]) over(ctx context.Context, _ *handle) bool {
 	return err == nil && (p.owner != h.hold.owner || p.epoch != h.hold.epoch || !p.expires.After(p.now))
 }
 
-// Heartbeat renews the claim every interval, until ctx ends, the claim is released, or it can no longer be counted on. It blocks until then:
-// give it a goroutine. [HolderOf.Run] has a heartbeat of its own.
+// Heartbeat renews the claim every interval, until ctx ends, the claim is
+// released, or the claim can no longer be counted on. Heartbeat blocks until
+// then: call it in a goroutine of its own. [HolderOf.Run] has a heartbeat of
+// its own.
 //
-// An interval that is not positive means a third of the TTL; one that is longer than half of it means that. Errors of the database, or a
-// database that does not answer, are survived until two thirds of the TTL after the last good renewal was sent. Then, or at once if the claim
-// is lost, Heartbeat calls onLost, once, with [ErrLost] and what led to it: the work must stop. It calls onRenewed after renewals, with
-// [HolderOf.Item]; not again while a call lasts, so that it holds up no renewal. Either may be nil, and may use the claim.
+// An interval that is not positive means a third of the TTL. An interval of
+// more than half the TTL means half the TTL. Heartbeat survives errors of the
+// database, or a database that does not answer, until two thirds of the TTL
+// after the last good renewal was sent. Then, or at once if the claim is lost,
+// Heartbeat calls onLost, once, with [ErrLost] and the cause: the work must
+// stop. After renewals Heartbeat calls onRenewed with [HolderOf.Item]. Only one
+// call of onRenewed runs at a time, and no renewal waits for the call. Either
+// callback may be nil, and may use the claim.
 func (h *HolderOf[T]) Heartbeat(ctx context.Context, interval time.Duration, onRenewed func(T), onLost func(error)) {
 	op := h.op("heartbeat")
 	lost := func(err error) {
@@ -338,24 +381,39 @@ func (h *HolderOf[T]) Heartbeat(ctx context.Context, interval time.Duration, onR
 	}
 }
 
-// Run runs work while it keeps the claim alive, and ends the claim as the work's end demands. It blocks until work has returned.
+// Run runs work and keeps the claim alive meanwhile. How work ends decides how
+// Run ends the claim. Run blocks until work has returned.
 //
-// Work's context ends when the claim can no longer be counted on (cause [ErrLost]: it is lost, or was not renewed for two thirds of a TTL),
-// when it was released, and when ctx ends (ctx's cause). While work winds down, the claim is still renewed. The context carries the claim, so
-// that [Fence] and [Transaction] fence it; in a work within a work, the innermost.
+// Work's context is cancelled when the claim can no longer be counted on, when
+// the claim is released, and when ctx ends. In the first case the cause is
+// [ErrLost]: the claim is lost, or was not renewed for two thirds of a TTL. In
+// the last case the cause is ctx's cause. While work winds down, Run still
+// renews the claim. The context carries the claim, so [Fence] and [Transaction]
+// fence it. In a work within a work, the innermost claim counts.
 //
-// What Run returns, and what becomes of the row:
+// Run returns one of these errors, and leaves the row as follows:
 //
-//   - nil, when work returned nil: the claim was released, as [HolderOf.Release] does, but see the next. Or work had released it itself.
-//   - ctx's cause, and what work returned, when ctx ended and work returned an error: the process is shutting down. The claim was released,
-//     and its attempt taken back, so that it does not look like a crash. (The attempt is taken back, too, when work returned nil then.)
-//   - [ErrLost], and what work returned, when the claim was lost before work returned. So it is when work deletes the row, softly or not, though
-//     that may be committed: to finish an item, set Done.
-//   - What work returned, when it failed otherwise. The claim is left to run out, so that the row is not tried again at once, and its next
-//     claim counts one more attempt. So it is when work panics, and the panic comes out of Run.
+//   - nil, if work returned nil. The claim has been released, as by
+//     [HolderOf.Release] (by Run, or earlier by work itself). If ctx has ended
+//     by then, the next case says how Run releases.
+//   - ctx's cause, and work's error, if ctx ended and work returned an error.
+//     The process is shutting down. Run has released the claim and has taken
+//     its attempt back, so the claim does not look like a crash. Run takes the
+//     attempt back too if ctx ended and work returned nil.
+//   - [ErrLost], and work's error, if the claim was lost before work returned,
+//     or was over before Run. If work deletes the row, softly or not, the claim
+//     is lost too, though the deletion may be committed. To finish an item, set
+//     Done.
+//   - work's error, if work failed otherwise. Run lets the claim run out, so
+//     nobody retries the row at once, and the next claim counts one more
+//     attempt. If work panics, the claim runs out too, and the panic comes out
+//     of Run. If work had released the claim itself, the claim stays released,
+//     and a context.Canceled from work counts as nil.
 //
-// If the database does not answer, the release is given up after a third of a TTL or five seconds, whichever is less (150 milliseconds, if the
-// TTL is tiny), and the error says so. It is [ErrInvalid] for a nil work, or a second Run of the claim at the same time.
+// If the database does not answer, Run gives the release up after a third of
+// the TTL or five seconds, whichever is less (150 milliseconds, if the TTL is
+// tiny), and the error says so. Run returns [ErrInvalid] for a nil work, and
+// for a second Run of the claim at the same time.
 func (h *HolderOf[T]) Run(ctx context.Context, work func(ctx context.Context) error) error {
 	op := h.op("run")
 	if err := checkCtx(ctx); err != nil {
@@ -383,7 +441,8 @@ func (h *HolderOf[T]) Run(ctx context.Context, work func(ctx context.Context) er
 	case loss != nil:
 		return wrap(op, also(loss, err))
 	case released:
-		return ignore(err, func(err error) bool { return errors.Is(err, context.Canceled) }) // as its context was
+		// The release cancelled work's context, so this error is no failure.
+		return ignore(err, func(err error) bool { return errors.Is(err, context.Canceled) })
 	case err != nil && !stopped:
 		return err
 	}
@@ -415,7 +474,7 @@ func (h *HolderOf[T]) attend(ctx context.Context, t *tenure, work func(context.C
 	return work(t.ctx)
 }
 
-// also joins an error to the first, unless that says it all.
+// also joins err to first. An err that already matches first stays as it is.
 func also(first, err error) error {
 	switch {
 	case err == nil:
