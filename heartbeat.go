@@ -11,17 +11,19 @@ import (
 	"time"
 )
 
-// A claimStore is what a claim asks of its row: two statements, each of which may block until its context ends, or longer with a
-// driver that ignores it.
+// A claimStore is what a claim asks of its row: two statements. Each may block
+// until its context ends, or longer if the driver ignores the context.
 type claimStore interface {
 	sendRenewal(ctx context.Context) (bool, error)
 	sendRelease(ctx context.Context, keep bool) (bool, error)
 }
 
-// A claim is the life of one claim: held until it is found to be lost, or released. Neither ever changes back.
+// A claim is the life of one claim. It is held until it is found to be lost, or
+// is released. Neither state ever changes back.
 //
-// It may run out without being lost: until somebody takes the item, a renewal revives it. Every heartbeat has a tenure, which does not
-// outlive two thirds of the TTL without a renewal, whoever sent that.
+// A claim may run out without being lost: until somebody takes the item, a
+// renewal revives the claim. Every heartbeat has a tenure. Without a renewal,
+// by any caller, no tenure outlives two thirds of the TTL.
 type claim struct {
 	store claimStore
 	pace  pace
@@ -29,11 +31,11 @@ type claim struct {
 	count *claimCounts
 
 	mu      sync.Mutex // guards the fields below
-	sent    instant    // the claim, or its last good renewal, was
-	leaving int        // releases that were sent; a row that no longer matches is no loss then
-	over    error      // why the claim is: ErrLost or errReleased; nil while it is held
-	missed  bool       // its loss was counted
-	failed  error      // why the last renewal did; nil if it did not
+	sent    instant    // when the claim, or its last good renewal, was sent
+	leaving int        // releases sent so far. Once there is one, a row that no longer matches is no loss
+	over    error      // why the claim is over: ErrLost or errReleased. nil while it is held
+	missed  bool       // the loss was counted
+	failed  error      // why the last renewal failed, or nil
 	tenures map[*tenure]bool
 }
 
@@ -43,14 +45,14 @@ func newClaim(s claimStore, sent instant, ttl time.Duration, clock func() instan
 	return &claim{store: s, pace: pace(ttl), clock: clock, count: count, sent: sent, tenures: map[*tenure]bool{}}
 }
 
-// ended is why the claim is over, or nil.
+// ended returns why the claim is over, or nil.
 func (c *claim) ended() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.over
 }
 
-// renew sends one renewal, and draws the conclusions.
+// renew sends one renewal, and records its result.
 func (c *claim) renew(ctx context.Context) error {
 	if err := c.ended(); err != nil {
 		return err
@@ -70,7 +72,7 @@ func (c *claim) renew(ctx context.Context) error {
 	return nil
 }
 
-// renewed notes a good renewal, and returns the tenures that it extends.
+// renewed notes a good renewal, and returns the tenures to extend.
 func (c *claim) renewed(sent instant) []*tenure {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -80,7 +82,8 @@ func (c *claim) renewed(sent instant) []*tenure {
 	return slices.Collect(maps.Keys(c.tenures))
 }
 
-// trouble notes a renewal that failed, unless a later one was good, or its heartbeat ended.
+// trouble notes a failed renewal, unless a later renewal was good or the
+// renewal's heartbeat has ended.
 func (c *claim) trouble(ctx context.Context, sent instant, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -89,7 +92,7 @@ func (c *claim) trouble(ctx context.Context, sent instant, err error) {
 	}
 }
 
-// release sends a release. It may be repeated after an error.
+// release sends a release. After an error the caller may repeat the call.
 func (c *claim) release(ctx context.Context, keep bool) error {
 	c.mu.Lock()
 	over := c.over
@@ -110,8 +113,10 @@ func (c *claim) release(ctx context.Context, keep bool) error {
 	return unlessReleased(c.end(errReleased, byRelease))
 }
 
-// refuted reports whether a release that changed nothing proves that the claim is lost, as no other was sent, one that may have landed. What a
-// renewal took for the release's doing is then known to be a loss.
+// refuted reports whether a release that changed nothing proves the claim lost.
+// The proof needs that no other release was sent, because another may have
+// landed. If a renewal has blamed the release for the changed row, refuted
+// corrects the reason to ErrLost.
 func (c *claim) refuted() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -128,8 +133,9 @@ func unlessReleased(err error) error {
 	return ignore(err, func(err error) bool { return errors.Is(err, errReleased) })
 }
 
-// gone draws the conclusion of a row that does not bear the claim, and returns the error that says so. It may be the doing of a release that
-// has not been answered.
+// gone ends the claim because the row does not bear the claim, and returns the
+// error to report. If a release was sent, gone counts the release as the
+// reason, because it may have landed without an answer.
 func (c *claim) gone() error {
 	c.mu.Lock()
 	leaving := c.leaving > 0
@@ -140,7 +146,8 @@ func (c *claim) gone() error {
 	return c.end(ErrLost, byTakeover)
 }
 
-// end makes the claim over, and every tenure of it; the first reason stays, and is returned.
+// end ends the claim and all its tenures. The first reason stays, and end
+// returns it.
 func (c *claim) end(why error, reason string) error {
 	c.mu.Lock()
 	if c.over == nil {
@@ -168,13 +175,15 @@ func (c *claim) miss() {
 	}
 }
 
-// begin starts a tenure; its context is a child of parent. A claim whose last renewal is too old to be counted on is renewed first.
+// begin starts a tenure. The tenure's context is a child of parent. If the last
+// renewal is too old to be counted on, begin renews the claim first.
 func (c *claim) begin(parent context.Context) (*tenure, error) {
 	if c.overdue() {
 		limit := c.pace.patience()
 		_, err := ask(parent, make(flight, 1), limit, func(ctx context.Context) (struct{}, error) { return struct{}{}, c.renew(ctx) })
 		switch {
-		case err == nil || !c.overdue(): // somebody else may have renewed it meanwhile, or ended it
+		// Somebody else may have renewed or ended the claim meanwhile.
+		case err == nil || !c.overdue():
 		case parent.Err() != nil:
 			return nil, err
 		default:
@@ -192,14 +201,15 @@ func (c *claim) begin(parent context.Context) (*tenure, error) {
 	return t, nil
 }
 
-// overdue reports whether the claim, if it is held, can no longer be counted on.
+// overdue reports whether a held claim can no longer be counted on.
 func (c *claim) overdue() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.over == nil && c.clock().until(c.sent.plus(c.pace.trust())) <= 0
 }
 
-// finish gives a tenure back, which ends it, unless its deadline has.
+// finish gives a tenure back. The tenure then ends, unless its deadline has
+// ended it already.
 func (c *claim) finish(t *tenure) {
 	c.mu.Lock()
 	delete(c.tenures, t)
@@ -209,11 +219,13 @@ func (c *claim) finish(t *tenure) {
 	}
 }
 
-// maxBeats bounds the renewals of one heartbeat that have not returned: there may be many claims to one pool.
+// maxBeats bounds one heartbeat's renewals that have not returned, because one
+// pool may serve many claims.
 const maxBeats = 3
 
-// beat renews the claim every interval, until ctx ends or the tenure is over. Nothing in it waits for a statement; those that it sends may
-// outlast it. It returns why the tenure is over, if that is a loss.
+// beat renews the claim every interval, until ctx ends or the tenure is over.
+// Nothing in beat waits for a statement. Its statements may outlast it. If the
+// tenure ends with a loss, beat returns the reason.
 func (c *claim) beat(ctx context.Context, t *tenure, sending flight, interval time.Duration, renewed func()) error {
 	type answer struct {
 		sent instant
@@ -239,7 +251,7 @@ func (c *claim) beat(ctx context.Context, t *tenure, sending flight, interval ti
 				case <-attempts.Done():
 				}
 			})
-			due.Reset(c.pace.joining()) // the next attempt, unless this one is answered before
+			due.Reset(c.pace.joining()) // the next attempt, unless an answer to this attempt comes first
 		case a := <-answers:
 			switch {
 			case a.err == nil:
@@ -254,14 +266,14 @@ func (c *claim) beat(ctx context.Context, t *tenure, sending flight, interval ti
 	}
 }
 
-// renewedSince reports whether a renewal was good that was sent later.
+// renewedSince reports whether a renewal that was sent later was good.
 func (c *claim) renewedSince(sent instant) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.sent.mono > sent.mono
 }
 
-// loss is why a tenure is over, if that is a loss.
+// loss returns why a tenure is over, if the end is a loss, or nil.
 func (c *claim) loss(t *tenure) error {
 	reason, lost := t.lost()
 	if !lost {
@@ -276,7 +288,7 @@ func (c *claim) loss(t *tenure) error {
 	return fmt.Errorf("%w: it was not renewed in time: %w", ErrLost, cmp.Or(c.failed, errSilent))
 }
 
-// untilDue is how long it is until the next renewal.
+// untilDue returns the time until the next renewal.
 func (c *claim) untilDue(interval time.Duration) time.Duration {
 	if interval <= 0 {
 		interval = c.pace.renewal()
@@ -286,7 +298,8 @@ func (c *claim) untilDue(interval time.Duration) time.Duration {
 	return max(c.clock().until(c.sent.plus(min(interval, c.pace.longestBeat()))), leastPause)
 }
 
-// leave releases the claim, within bounds; failing that, it runs out by itself.
+// leave releases the claim, within bounds. If that fails, the claim runs out by
+// itself.
 func (c *claim) leave(ctx context.Context, keep bool) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*c.pace.parting())
 	defer cancel()

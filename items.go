@@ -21,8 +21,10 @@ import (
 
 const itemsTable = "lease_items"
 
-// These texts follow the rules of record.go. {key} is the primary key; {visible} ends a WHERE with the model's soft delete, if it has one;
-// {columns} is every column of the model that can be read. No table has an alias, since {visible} may name it.
+// These texts follow the rules of record.go. {key} is the primary key.
+// {visible} ends a WHERE with the model's soft delete, if the model has one.
+// {columns} is every column of the model that can be read. No table has an
+// alias, because {visible} may name the table.
 const (
 	peekItemSQL = `SELECT {clock}, claim_owner, claim_epoch, COALESCE(claim_expires_at, 0), claim_done FROM {table} WHERE {key} = ?2{visible}`
 
@@ -30,38 +32,43 @@ const (
 	claim_attempts = claim_attempts + 1, claim_acquired_at = {now}, claim_renewed_at = {now}, claim_expires_at = {now} + ?6{lockedItem}
 WHERE {key} = ?2 AND claim_epoch = ?3 AND ` + claimableSQL + `{visible} RETURNING {columns}`
 
-	// An owner may claim anew what it has claimed. Not NOT claim_done: Postgres could then find the row by the index of the queue, while that
-	// happens to be short.
+	// An owner may claim its own row again. Write IS NOT TRUE, not NOT
+	// claim_done: the latter matches the queue's partial index, and Postgres
+	// would use it to find a single row while the index is short.
 	claimableSQL = `claim_done IS NOT TRUE AND (claim_owner = '' OR claim_owner = ?4 OR COALESCE(claim_expires_at, 0) <= {now})`
 
-	// It waits for the transactions that fenced themselves with the claim before, and reads the clock then; compare lockedSQL.
+	// The lock waits for the transactions that the earlier claim has fenced.
+	// The clock is read after that wait, as in lockedSQL.
 	lockedItemSQL = `
 FROM (SELECT {clock} AS now{durable} FROM (
 	SELECT 1 FROM {table} WHERE {key} = ?2 AND claim_epoch = ?3 AND claim_done IS NOT TRUE
 		AND (claim_owner = '' OR claim_owner = ?4 OR COALESCE(claim_expires_at, 0) <= {clock}){visible} FOR UPDATE
 ) AS lease_g) AS lease_c`
 
-	// {next} is the query for the item, which GORM composes. The query's own
-	// parameters come after these. The last column that the statement returns is
-	// the owner before. Postgres carries out a WITH that calls a volatile function
-	// once. A sub-query in its place could run for each row of the table, if
-	// Postgres believes that there is but one, and would claim another row each
+	// {next} is the query for the item, composed by GORM. The query's own
+	// parameters come after these. The last column of the result is the owner
+	// before. Postgres carries out a WITH that calls a volatile function once.
+	// A sub-query in its place could run for each row of the table, if Postgres
+	// expects the table to have a single row, and would claim another row each
 	// time.
 	takeNextItemSQL = `WITH lease_c AS (SELECT lease_key, lease_owner, {clock} AS now{durable} FROM ({next}) AS lease_g)
 UPDATE {table} SET claim_owner = ?2, claim_step_id = ?3, claim_epoch = claim_epoch + 1, claim_revision = claim_revision + 1,
 	claim_attempts = claim_attempts + 1, claim_acquired_at = lease_c.now, claim_renewed_at = lease_c.now, claim_expires_at = lease_c.now + ?4
 FROM lease_c WHERE {key} = lease_c.lease_key RETURNING {columns}, lease_c.lease_owner`
 
-	// The items that may be claimed, the one that waited longest first. The limit is no parameter, since Postgres would plan for a tenth of the
-	// table when it does not look at the parameters.
+	// The items that may be claimed. The longest-waiting item comes first. The
+	// limit is no parameter: when Postgres plans without a look at the
+	// parameters, it would plan for a tenth of the table.
 	freeSQL  = `(NOT {bare}.claim_done AND ({bare}.claim_owner = '' OR COALESCE({bare}.claim_expires_at, 0) <= {clock}))`
 	orderSQL = `COALESCE({bare}.claim_acquired_at, 0) LIMIT 1`
 
 	pickNextSQL = `{key} AS lease_key, {bare}.claim_owner AS lease_owner`
 	peekNextSQL = `{key}, {clock}, {bare}.claim_owner, {bare}.claim_epoch, COALESCE({bare}.claim_expires_at, 0), {bare}.claim_done`
 
-	// A claim that ran out may be renewed, for as long as nobody took it.
-	// One that lands after a later one, or by a clock that was set back a little, must not take the expiry back. By one that was far ahead, it must.
+	// A claim that ran out may be renewed for as long as nobody took the row. A
+	// renewal that lands after a later renewal must not take the expiry back.
+	// The same holds for a clock that was set back a little. After a clock that
+	// was far ahead, a renewal must take the expiry back.
 	renewItemSQL = `UPDATE {table} SET
 	claim_expires_at = CASE WHEN claim_renewed_at > {now} AND claim_renewed_at <= {now} + ?5 THEN claim_expires_at ELSE {now} + ?5 END,
 	claim_renewed_at = CASE WHEN claim_renewed_at > {now} AND claim_renewed_at <= {now} + ?5 THEN claim_renewed_at ELSE {now} END{from}
@@ -72,52 +79,62 @@ WHERE {key} = ?2 AND claim_owner = ?3 AND claim_epoch = ?4{visible} RETURNING cl
 
 	findItemSQL = `SELECT {columns} FROM {table} WHERE {key} = ?1{visible}`
 
-	// The claim before this one, and its earlier saves, cannot match; nor can this save, should it land after a later one. GORM numbers the parameters.
+	// No save of an earlier claim matches. A save that lands after a later save
+	// of the same claim does not match either. GORM numbers the parameters.
 	saveGuardSQL = `{key} = ? AND claim_owner = ? AND claim_epoch = ? AND claim_revision BETWEEN ? AND ?`
 
-	// The package's own table has no hooks and no soft delete, so that its rows need nothing that GORM does. A NULL leaves the payload as it is.
+	// The package's own table has no hooks and no soft delete. Its rows need
+	// nothing from GORM. A NULL leaves the payload unchanged.
 	saveItemSQL = `UPDATE {table} SET payload = COALESCE(?1, payload), updated_at = ?2, claim_revision = ?3, claim_done = ?4
 WHERE {key} = ?5 AND claim_owner = ?6 AND claim_epoch = ?7 AND claim_revision BETWEEN ?8 AND ?9`
 )
 
-// claimColumns is what Claimable brings into a table.
+// claimColumns lists the columns that Claimable adds to a table.
 var claimColumns = []string{
 	"claim_owner", "claim_step_id", "claim_epoch", "claim_revision", "claim_attempts",
 	"claim_acquired_at", "claim_renewed_at", "claim_expires_at", "claim_done",
 }
 
-// An items is a table of items: the handle on its database, and how GORM maps a model to it. A statement on a row's claim is fixed SQL; what
-// reads and writes the model's own columns goes through GORM, for its hooks, serializers and scopes.
+// An items is a table of items: the handle on its database, and GORM's mapping
+// of a model to the table. A statement on a row's claim is fixed SQL. GORM
+// reads and writes the model's own columns, for the model's hooks, serializers
+// and scopes.
 type items[T any] struct {
 	*handle
-	db        *gorm.DB // the caller's, for sessions of it
-	name      string   // the table's, plain
+	db        *gorm.DB // the caller's, to begin sessions from
+	name      string   // of the table, unquoted
 	schema    *schema.Schema
 	key       *schema.Field
 	claimable func(*T) *Claimable
 	sql       *itemStatements
 }
 
-// An itemStatements is what depends on a table, and on how a model maps it, alone: the finished SQL, and the columns.
+// An itemStatements holds everything that depends only on a table and on a
+// model's mapping to the table: the finished SQL, and the columns.
 type itemStatements struct {
 	find, peek, take, renew, release, fence string
 
 	takeFirst                       string                    // takeNext without scopes
 	beforeNext, afterNext           string                    // the parts of takeNext
-	lastNext                        atomic.Pointer[[2]string] // {next} as it was last, and takeNext with it
+	lastNext                        atomic.Pointer[[2]string] // the last {next}, and takeNext with it
 	free, order, pickNext, peekNext composed
 
-	save, saveIn   string   // of an Item; in the caller's transaction
-	guard, guardIn []string // of a save through GORM, cut where its parameters belong
-	assigns        bool     // whether that may bring assignments: no field has a say in how it is updated, unless it is a soft delete
+	save, saveIn   string   // of an Item, outside and inside the caller's transaction
+	guard, guardIn []string // of a save through GORM, cut at its parameters
+	// Whether a save through GORM may use assignments. The condition is that no
+	// field has a say in its update, except a soft delete.
+	assigns bool
 
-	read, saved []*schema.Field // what {columns} lists; what Save writes
-	embedded    [][]int         // where the model embeds structs by pointers, as in StructField.Index, the outermost first
-	mend        string
-	count       *claimCounts
+	read, saved []*schema.Field // the fields behind {columns}, and those that Save writes
+	// The paths, as in StructField.Index, at which the model embeds structs by
+	// pointers. The outermost come first.
+	embedded [][]int
+	mend     string
+	count    *claimCounts
 }
 
-// itemStatementsOf keeps them, since they are needed at every call.
+// itemStatementsOf keeps the finished statements, because every call needs
+// them.
 var itemStatementsOf sync.Map // of itemStatementsKey to *itemStatements
 
 type itemStatementsKey struct {
@@ -126,13 +143,14 @@ type itemStatementsKey struct {
 	table, columns, visible string
 }
 
-// A composed is finished SQL in a statement that GORM composes.
+// A composed is finished SQL, as a part of a statement that GORM composes.
 type composed string
 
 // Build implements [clause.Expression].
 func (c composed) Build(b clause.Builder) { _, _ = b.WriteString(string(c)) }
 
-// A condition is finished SQL with its parameters in a statement that GORM composes: one after each part but the last.
+// A condition is finished SQL with parameters, as a part of a statement that
+// GORM composes. One parameter follows each part except the last.
 type condition struct {
 	parts []string
 	args  []any
@@ -147,7 +165,8 @@ func (c condition) Build(b clause.Builder) {
 	_, _ = b.WriteString(c.parts[len(c.args)])
 }
 
-// openItems checks db and the model, and finds the parts. It sends no SQL.
+// openItems checks db and the model, and finds the parts of an items. openItems
+// sends no SQL.
 func openItems[T any, M Model[T]](db *gorm.DB) (*items[T], error) {
 	h, err := open("db", db)
 	if err != nil {
@@ -174,7 +193,7 @@ func openItems[T any, M Model[T]](db *gorm.DB) (*items[T], error) {
 	return m, nil
 }
 
-// finished finds what was finished before, or finishes it.
+// finished returns the statements, and finishes them on the first call.
 func (m *items[T]) finished() (*itemStatements, error) {
 	visible, err := m.visible()
 	if err != nil {
@@ -237,7 +256,8 @@ func (m *items[T]) finish(visible string) *itemStatements {
 	return s
 }
 
-// takeNext is the statement with the query for the item in it; mostly the same as before.
+// takeNext returns the statement with the query for the item in it. The query
+// is mostly the same as in the call before.
 func (s *itemStatements) takeNext(next string) string {
 	last := s.lastNext.Load()
 	if last == nil || last[0] != next {
@@ -259,15 +279,16 @@ func (m *items[T]) text(sql, visible string) string {
 	})
 }
 
-// bare is the table's name, quoted, without its schema: so it is called in what comes after its first mention.
+// bare is the table's name, quoted, without its schema. SQL uses this name
+// after the first mention of the table.
 func (m *items[T]) bare() string {
 	return m.db.Statement.Quote(m.name[strings.LastIndex(m.name, ".")+1:])
 }
 
-// column is a column's name, quoted and with its table.
+// column is a column's name, quoted, and qualified with its table.
 func (m *items[T]) column(name string) string { return m.bare() + "." + m.db.Statement.Quote(name) }
 
-// columns lists what can be read, as GORM reads it.
+// columns lists the readable columns, in the form that GORM reads.
 func (m *items[T]) columns() string {
 	var list []string
 	for _, name := range m.schema.DBNames {
@@ -278,11 +299,12 @@ func (m *items[T]) columns() string {
 	return strings.Join(list, ", ")
 }
 
-// session is a clean one, on a pool or in a transaction.
+// session begins a clean session, on a pool or in a transaction.
 func (m *items[T]) session(ctx context.Context, pool gorm.ConnPool) *gorm.DB {
 	s := m.db.Session(&gorm.Session{NewDB: true, Logger: logger.Discard, SkipDefaultTransaction: true})
 	s.Error, s.PropagateUnscoped = nil, false
-	s.Statement = &gorm.Statement{DB: s, ConnPool: pool, Context: ctx} // a new one begins with these, and nothing of the caller's
+	// New statements begin with these values, and nothing of the caller's.
+	s.Statement = &gorm.Statement{DB: s, ConnPool: pool, Context: ctx}
 	if m.db.Plugins["gorm:db_resolver"] == nil && m.name == m.schema.Table {
 		return s
 	}
@@ -320,7 +342,7 @@ func (m *items[T]) find(ctx context.Context, key any) (it T, err error) {
 	return it, err
 }
 
-// A peek is what is known of an item before it is claimed.
+// A peek is what a claim knows of an item beforehand.
 type peek struct {
 	key     any
 	now     time.Time
@@ -330,20 +352,21 @@ type peek struct {
 	done    bool
 }
 
-// held reports whether it is claimed by another.
+// held reports whether another owner has a live claim.
 func (p peek) held(owner string) bool {
 	return p.owner != "" && p.owner != owner && p.expires.After(p.now)
 }
 
-// ranOut reports whether somebody's claim of it has.
+// ranOut reports whether the item has a claim that ran out.
 func (p peek) ranOut() bool { return p.owner != "" && !p.expires.After(p.now) }
 
-// peek looks at an item. One SELECT, which writes nothing and locks nothing.
+// peek reads the state of an item. One SELECT, which writes nothing and locks
+// nothing.
 func (m *items[T]) peek(ctx context.Context, key any, now time.Time) (peek, error) {
 	return m.peekIn(ctx, m.handle, key, now)
 }
 
-// peekIn looks at an item by another handle, a transaction say.
+// peekIn is like peek, on another handle, such as a transaction.
 func (m *items[T]) peekIn(ctx context.Context, on *handle, key any, now time.Time) (peek, error) {
 	seen, err := query(ctx, on, func(rows *sql.Rows) (peek, error) {
 		p := peek{key: key}
@@ -365,7 +388,8 @@ func (p *peek) scan(rows *sql.Rows, before ...any) error {
 	return err
 }
 
-// take claims an item as it was seen, and returns it; nil if somebody else did since. One UPDATE.
+// take claims an item that still is as seen, and returns the item. If the row
+// no longer allows the claim, take returns nil. One UPDATE.
 func (m *items[T]) take(ctx context.Context, seen peek, owner, stepID string, ttl time.Duration, now time.Time) (l *loaded[T], err error) {
 	err = m.attempt(ctx, func(ctx context.Context, pool gorm.ConnPool) (err error) {
 		l, err = m.load(ctx, pool, nil, m.sql.take, clockArg(now), seen.key, seen.epoch, owner, stepID, ttlMicros(ttl))
@@ -374,14 +398,16 @@ func (m *items[T]) take(ctx context.Context, seen peek, owner, stepID string, tt
 	return l, err
 }
 
-// A loaded is an item as it was loaded, and what of it may not be changed by AfterFind.
+// A loaded is an item as loaded. AfterFind may change the item, but not key and
+// claim.
 type loaded[T any] struct {
 	item  T
 	key   any
 	claim Claimable
 }
 
-// load runs finished SQL, and makes an item of its one row; nil if there is none. The row ends with a column for each of more.
+// load runs finished SQL and makes an item of its only row. Without a row, load
+// returns nil. After {columns} the row has a column for each of more.
 func (m *items[T]) load(ctx context.Context, pool gorm.ConnPool, more []any, text string, args ...any) (*loaded[T], error) {
 	rows, err := pool.QueryContext(ctx, text, args...)
 	if err != nil {
@@ -403,7 +429,8 @@ func (m *items[T]) load(ctx context.Context, pool gorm.ConnPool, more []any, tex
 	return l, err
 }
 
-// scan reads a row of {columns} into an item, by the means of GORM, and those after them.
+// scan reads {columns} of a row into an item, as GORM does, and the columns
+// after them into more.
 func (m *items[T]) scan(ctx context.Context, rows *sql.Rows, it *T, more []any) error {
 	values := make([]any, len(m.sql.read))
 	for i, f := range m.sql.read {
@@ -420,14 +447,14 @@ func (m *items[T]) scan(ctx context.Context, rows *sql.Rows, it *T, more []any) 
 	return err
 }
 
-// A hold is one claim of one item, as its statements name it.
+// A hold identifies one claim of one item in statements.
 type hold struct {
 	key   any
 	owner string
 	epoch int64
 }
 
-// times is until when a claim was renewed, and when.
+// times holds when a claim was renewed, and when it expires.
 type times struct{ renewed, expires time.Time }
 
 // renew extends a claim by ttl from now. One UPDATE.
@@ -435,7 +462,9 @@ func (m *items[T]) renew(ctx context.Context, c hold, ttl time.Duration, now tim
 	return m.change(ctx, m.sql.renew, clockArg(now), c.key, c.owner, c.epoch, ttlMicros(ttl))
 }
 
-// release ends a claim. Its attempt counts as clean, which forgets those before; or it is taken back, which keeps them. One UPDATE.
+// release ends a claim. With keep, release takes back this attempt and keeps
+// those before. Without keep, the attempt counts as clean, and release forgets
+// those before. One UPDATE.
 func (m *items[T]) release(ctx context.Context, c hold, keep bool, now time.Time) (times, bool, error) {
 	kept := 0
 	if keep {
@@ -444,7 +473,8 @@ func (m *items[T]) release(ctx context.Context, c hold, keep bool, now time.Time
 	return m.change(ctx, m.sql.release, clockArg(now), c.key, c.owner, c.epoch, kept)
 }
 
-// change carries out a statement on a claim, and returns the times that the row then has, if the row bore the claim.
+// change carries out a statement on a claim. If the row bore the claim, change
+// returns the row's new times.
 func (m *items[T]) change(ctx context.Context, text string, args ...any) (t times, ok bool, err error) {
 	found, err := query(ctx, m.handle, func(rows *sql.Rows) (times, error) {
 		var renewed, expires sql.NullInt64
@@ -457,7 +487,8 @@ func (m *items[T]) change(ctx context.Context, text string, args ...any) (t time
 	return found[0], true, nil
 }
 
-// fence reports whether a claim is in force and, in the transaction that the handle is, holds off its successor.
+// fence reports whether a claim is in force. If so, no other claim can begin
+// before the transaction tx ends.
 func (m *items[T]) fence(ctx context.Context, tx *handle, c hold, now time.Time) (bool, error) {
 	n, err := tx.exec(ctx, m.sql.fence, clockArg(now), c.key, c.owner, c.epoch)
 	return n == 1, err

@@ -16,7 +16,7 @@ import (
 	"gorm.io/gorm/schema"
 )
 
-// check refuses a model that cannot be claimed.
+// check returns an error for a model that cannot be claimed.
 func (m *items[T]) check() error {
 	var model T
 	if m.key.Serializer != nil {
@@ -34,10 +34,11 @@ func (m *items[T]) check() error {
 	return nil
 }
 
-// own reports whether a field is the model's, for Save to write.
+// own reports whether a field belongs to the model itself, and Save may write
+// it.
 func own(f *schema.Field) bool { return f.DBName != "" && !ofClaim(f) && !f.PrimaryKey && f.Updatable }
 
-// ofClaim reports whether a field came with Claimable.
+// ofClaim reports whether a field came from Claimable.
 func ofClaim(f *schema.Field) bool {
 	in := f.Schema.ModelType
 	path := f.StructField.Index
@@ -51,8 +52,9 @@ func ofClaim(f *schema.Field) bool {
 	return in == reflect.TypeFor[Claimable]()
 }
 
-// behindPointer reports whether a step of StructField.Index, in GORM's way of writing it, is to a struct that is embedded by a pointer. Then the
-// number of the field is -step-1.
+// behindPointer reports whether a step of GORM's StructField.Index leads to a
+// struct that is embedded by a pointer. The number of the field is then
+// -step-1.
 func behindPointer(step int) bool { return step < 0 }
 
 // hooks reports whether the model has hooks for an update.
@@ -60,7 +62,7 @@ func (m *items[T]) hooks() bool {
 	return m.schema.BeforeSave || m.schema.BeforeUpdate || m.schema.AfterSave || m.schema.AfterUpdate
 }
 
-// plugged reports whether plugins of the caller's may have a say in what GORM sends.
+// plugged reports whether the caller's plugins may change what GORM sends.
 func (m *items[T]) plugged() bool {
 	for name := range m.db.Plugins {
 		if name != "gorm:db_resolver" && name != tablesPlugin("").Name() {
@@ -70,15 +72,16 @@ func (m *items[T]) plugged() bool {
 	return false
 }
 
-// visible is the condition of the model's soft delete, or of whatever else its fields demand of a query, to follow other conditions.
+// visible returns the condition of the model's soft delete, or of any other
+// field with a demand on queries. The text follows other conditions.
 func (m *items[T]) visible() (string, error) {
 	if len(m.schema.QueryClauses) == 0 {
 		return "", nil
 	}
-	// On a statement of its own, which no plugin has touched.
+	// On a statement of its own, untouched by plugins.
 	db := m.session(context.Background(), m.pool)
 	written := &literals{Dialector: db.Dialector}
-	db.Dialector = written // in a Config of the session's own
+	db.Dialector = written // in a Config that belongs to the session
 	s := &gorm.Statement{DB: db, Table: m.name, Schema: m.schema, Clauses: map[string]clause.Clause{}}
 	for _, c := range m.schema.QueryClauses {
 		s.AddClause(c)
@@ -94,7 +97,8 @@ func (m *items[T]) visible() (string, error) {
 	return " AND (" + condition + ")", nil
 }
 
-// A literals is a dialect of GORM's that writes constants into the statement, in place of parameters.
+// A literals is a GORM dialect that writes constants into the statement instead
+// of parameters.
 type literals struct {
 	gorm.Dialector
 	err error
@@ -111,7 +115,9 @@ func (l *literals) BindVarTo(w clause.Writer, _ *gorm.Statement, value any) {
 	case int64:
 		text = strconv.FormatInt(v, 10)
 	case string:
-		if strings.ContainsAny(v, "\x00\\") { // which not every setting of Postgres takes for itself
+		// Under some settings, Postgres does not take these characters
+		// literally.
+		if strings.ContainsAny(v, "\x00\\") {
 			err = fmt.Errorf("%q", v)
 		}
 		text = "'" + strings.ReplaceAll(v, "'", "''") + "'"
@@ -122,8 +128,9 @@ func (l *literals) BindVarTo(w clause.Writer, _ *gorm.Statement, value any) {
 	_, _ = w.WriteString(text)
 }
 
-// columnsOf resolves the columns that Save is told to write, by their names in the table or in Go; all of the model's own if it is told none.
-// The revision, Done and the times that are kept up to date are always among them.
+// columnsOf resolves the columns for a Save, by their names in the table or in
+// Go. Without names, columnsOf returns all of the model's own columns. The
+// revision, Done and the times that GORM keeps up to date are always included.
 func (m *items[T]) columnsOf(names []string) (columns []*schema.Field, err error) {
 	if len(names) == 0 {
 		return m.sql.saved, nil
@@ -148,7 +155,8 @@ func (m *items[T]) columnsOf(names []string) (columns []*schema.Field, err error
 	return columns, nil
 }
 
-// columnNamed finds a column that Save is told to write; none for Done, which it writes anyway.
+// columnNamed finds a column for a Save by its name. For Done it returns nil,
+// because Save writes Done anyway.
 func (m *items[T]) columnNamed(name string) (*schema.Field, error) {
 	f := m.schema.FieldsByDBName[name]
 	if f == nil {
@@ -185,7 +193,9 @@ func namesOf(columns []*schema.Field) (names []string) {
 	return names
 }
 
-// keyOf is the value of an item's key, if it has one: what it points to is copied, since that may be changed.
+// keyOf returns the value of an item's key, and whether the item has a key.
+// keyOf copies the data behind a pointer or a slice, because the caller may
+// change the data.
 func (m *items[T]) keyOf(ctx context.Context, it *T) (key any, ok bool) {
 	key, zero := m.key.ValueOf(ctx, reflect.ValueOf(it).Elem())
 	switch k := reflect.ValueOf(key); {
@@ -197,7 +207,8 @@ func (m *items[T]) keyOf(ctx context.Context, it *T) (key any, ok bool) {
 	return key, !zero
 }
 
-// sameKey compares two keys of a model; the same instant is so in any zone.
+// sameKey compares two keys of a model. Times are the same if they are the same
+// instant, in any zone.
 func sameKey(a, b any) bool {
 	if t, ok := a.(time.Time); ok {
 		other, ok := b.(time.Time)
@@ -206,7 +217,7 @@ func sameKey(a, b any) bool {
 	return reflect.DeepEqual(a, b)
 }
 
-// setKey gives an item a key.
+// setKey sets an item's key.
 func (m *items[T]) setKey(ctx context.Context, it *T, key any) error {
 	return m.key.Set(ctx, reflect.ValueOf(it).Elem(), key)
 }
@@ -218,7 +229,8 @@ func (m *items[T]) merge(into, from *T, fields []*schema.Field) {
 	if len(fields) == len(m.sql.saved) {
 		for _, path := range m.sql.embedded {
 			if s, d := fieldAt(src, path), fieldAt(dst, path); d.IsValid() && (!s.IsValid() || s.IsNil()) {
-				d.SetZero() // as a row would be loaded whose columns are all NULL
+				// GORM loads such a struct as nil if its columns are all NULL.
+				d.SetZero()
 			}
 		}
 	}
@@ -231,7 +243,8 @@ func (m *items[T]) merge(into, from *T, fields []*schema.Field) {
 	}
 }
 
-// detach gives an item structs of its own where it embeds structs by pointers, which copies of it share.
+// detach gives an item its own structs where it embeds structs by pointers.
+// Copies of the item share the old structs.
 func (m *items[T]) detach(it *T) {
 	for _, path := range m.sql.embedded {
 		if p := fieldAt(reflect.ValueOf(it).Elem(), path); p.IsValid() && !p.IsNil() {
@@ -242,7 +255,8 @@ func (m *items[T]) detach(it *T) {
 	}
 }
 
-// fieldAt is the field at a path in a struct; invalid if a struct on the way there is nil.
+// fieldAt returns the field at a path in a struct. If a struct on the path is
+// nil, the result is invalid.
 func fieldAt(v reflect.Value, path []int) reflect.Value {
 	for i, step := range path {
 		if !behindPointer(step) {

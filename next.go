@@ -13,14 +13,17 @@ import (
 	"gorm.io/gorm/clause"
 )
 
-// unnarrowed reports whether nobody but scopes can narrow a query for items.
+// unnarrowed reports whether nothing except scopes can narrow a query for
+// items.
 func (m *items[T]) unnarrowed() bool {
 	_, item := any((*T)(nil)).(*Item)
 	return item || !m.plugged() && onlyOwnCallbacks(m.db)
 }
 
-// onlyOwnCallbacks reports whether a query runs no callbacks but GORM's own. GORM cannot be asked, so this looks inside; where that is not as
-// it expects, the answer is no.
+// onlyOwnCallbacks reports whether a query runs GORM's own callbacks and no
+// others. The resolver plugin counts as GORM's own. GORM has no function for
+// this question, so onlyOwnCallbacks looks inside GORM. If GORM's inside is not
+// as expected, the answer is no.
 func onlyOwnCallbacks(db *gorm.DB) bool {
 	queries := db.Callback().Query()
 	own := []string{"gorm:query", "gorm:preload", "gorm:after_query"}
@@ -31,8 +34,9 @@ func onlyOwnCallbacks(db *gorm.DB) bool {
 	return all.Kind() == reflect.Slice && all.Len() == len(own) && !slices.ContainsFunc(own, func(name string) bool { return queries.Get(name) == nil })
 }
 
-// takeNext claims the item that waited longest and that nobody else is about to take, and returns it, nil if there is none, and who owned it before.
-// One UPDATE.
+// takeNext claims the longest-waiting item, among the items that nobody else is
+// about to take. takeNext returns the item, or nil if there is none, and the
+// owner before. One UPDATE.
 func (m *items[T]) takeNext(ctx context.Context, owner, stepID string, ttl time.Duration, now time.Time, scopes []func(*gorm.DB) *gorm.DB) (l *loaded[T], before string, err error) {
 	err = m.attempt(ctx, func(ctx context.Context, pool gorm.ConnPool) error {
 		args := []any{clockArg(now), owner, stepID, ttlMicros(ttl)}
@@ -59,7 +63,7 @@ func (m *items[T]) takeNext(ctx context.Context, owner, stepID string, ttl time.
 	return l, before, err
 }
 
-// peekNext looks at the item that waited longest. One SELECT.
+// peekNext reads the state of the item that waited longest. One SELECT.
 func (m *items[T]) peekNext(ctx context.Context, now time.Time, scopes []func(*gorm.DB) *gorm.DB) (p peek, err error) {
 	err = m.attempt(ctx, func(ctx context.Context, pool gorm.ConnPool) error {
 		next, err := m.next(m.dry(ctx, pool), m.sql.peekNext, scopes)
@@ -83,12 +87,15 @@ func (m *items[T]) peekNext(ctx context.Context, now time.Time, scopes []func(*g
 	return p, err
 }
 
-// next is the query, on a session, for the items that may be claimed, the one that waited longest first. Scopes narrow it: of what they add, the
-// conditions and the joins count. The first of its parameters is the clock's.
+// next is the query, on a session, for the items that may be claimed. The
+// longest-waiting item comes first. Scopes narrow the query with conditions and
+// joins. Other clauses are ErrInvalid. The query's first parameter is the
+// clock.
 func (m *items[T]) next(s *gorm.DB, columns composed, scopes []func(*gorm.DB) *gorm.DB) (*gorm.DB, error) {
 	next := s.Model(new(T))
 	clauses := next.Statement.Clauses
-	clauses["SELECT"] = clause.Clause{Name: "SELECT", Expression: columns} // instead of what GORM would select, for a join as well
+	// GORM would select columns of its own, for a join as well.
+	clauses["SELECT"] = clause.Clause{Name: "SELECT", Expression: columns}
 	clauses["WHERE"] = clause.Clause{Name: "WHERE", Expression: clause.Where{Exprs: []clause.Expression{m.sql.free}}}
 	clauses["ORDER BY"] = clause.Clause{Name: "ORDER BY", Expression: m.sql.order}
 	if len(scopes) == 0 {
@@ -104,7 +111,7 @@ func (m *items[T]) next(s *gorm.DB, columns composed, scopes []func(*gorm.DB) *g
 			return nil, invalid("scopes", "return no *gorm.DB")
 		}
 	}
-	where := next.Statement.BuildCondition(narrow) // it carries out the scopes in scopes, too
+	where := next.Statement.BuildCondition(narrow) // also carries out the scopes within the scopes
 	adds := narrow.Statement
 	for name := range adds.Clauses {
 		if name != "WHERE" {
@@ -116,21 +123,22 @@ func (m *items[T]) next(s *gorm.DB, columns composed, scopes []func(*gorm.DB) *g
 		return nil, invalid("scopes", "may only narrow, by Where and Joins")
 	}
 	if len(where) > 0 {
-		// In parentheses, since GORM does not see every OR.
+		// In parentheses, because GORM does not notice every OR.
 		next = next.Where(clause.Expr{SQL: "(?)", Vars: []any{clause.And(where...)}})
 	}
 	next.Statement.Joins = adds.Joins
 	return next, narrow.Error
 }
 
-// dry is a session that composes, and sends nothing.
+// dry begins a session that composes statements and sends nothing.
 func (m *items[T]) dry(ctx context.Context, pool gorm.ConnPool) *gorm.DB {
 	s := m.session(ctx, pool)
 	s.DryRun = true
 	return s
 }
 
-// build composes a query. The caller's plugins have a say in one on a model of the caller's own.
+// build composes a query. On a model of the caller's own, the caller's plugins
+// take part.
 func (m *items[T]) build(query *gorm.DB) error {
 	model := query.Statement.Model
 	if _, own := model.(*Item); !own {

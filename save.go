@@ -11,13 +11,14 @@ import (
 	"gorm.io/gorm/schema"
 )
 
-// A write is what Save writes: an item, whose claim columns are as they will stand, and which of its columns.
+// A write is the work of one Save: an item, with its claim's columns as they
+// will be afterwards, and the columns to write.
 type write[T any] struct {
 	hold
 	item     T
 	columns  []*schema.Field
 	from, to int64 // the revisions that the row may have
-	narrowed bool  // a hook, a field or a plugin has added a condition
+	narrowed bool  // a hook, a field or a plugin added a condition
 }
 
 // writes reports whether a column is written.
@@ -25,8 +26,9 @@ func (w *write[T]) writes(column string) bool {
 	return slices.ContainsFunc(w.columns, func(f *schema.Field) bool { return f.DBName == column })
 }
 
-// save writes an item, and leaves it as hooks and GORM left it. One UPDATE, unless hooks or plugins may want to write as well: what they write is
-// then rolled back with a save that failed.
+// save writes an item, and leaves w.item as hooks and GORM left it. One UPDATE,
+// unless hooks or plugins may write as well. Their writes are rolled back if
+// the save fails.
 func (m *items[T]) save(ctx context.Context, on *handle, w *write[T]) (ok bool, err error) {
 	own, ok := any(&w.item).(*Item)
 	if !ok {
@@ -69,7 +71,7 @@ func (m *items[T]) update(ctx context.Context, on *handle, w *write[T]) (ok bool
 
 var errNotSaved = errors.New("not saved")
 
-// send carries out the UPDATE, and leaves w as it went.
+// send carries out the UPDATE, and leaves w in the state after it.
 func (m *items[T]) send(s *gorm.DB, inTx bool, w *write[T]) (ok bool, err error) {
 	guard := condition{m.sql.guard, []any{w.key, w.owner, w.epoch, w.from, w.to}}
 	if inTx {
@@ -101,7 +103,8 @@ func (m *items[T]) send(s *gorm.DB, inTx bool, w *write[T]) (ok bool, err error)
 	return s.RowsAffected == 1, nil
 }
 
-// leaveOut forgets the columns that were omitted. It reports whether the claim's were written, as assignments does in any case.
+// leaveOut removes the omitted columns from w. leaveOut reports whether the
+// claim's columns were written. With assignments the answer is always true.
 func (w *write[T]) leaveOut(s *gorm.Statement, assigned bool) bool {
 	claims := true
 	w.columns = slices.DeleteFunc(slices.Clone(w.columns), func(f *schema.Field) bool {
@@ -112,7 +115,8 @@ func (w *write[T]) leaveOut(s *gorm.Statement, assigned bool) bool {
 	return claims
 }
 
-// narrowed reports whether an UPDATE has got more conditions than the guard and those that GORM adds.
+// narrowed reports whether an UPDATE has more conditions than the guard and
+// those that GORM adds.
 func (m *items[T]) narrowed(s *gorm.Statement, assigned bool) bool {
 	expected := 1
 	for _, c := range m.schema.UpdateClauses {
@@ -121,13 +125,14 @@ func (m *items[T]) narrowed(s *gorm.Statement, assigned bool) bool {
 		}
 	}
 	if !assigned {
-		expected++ // the key, again
+		expected++ // the key, a second time
 	}
 	where, _ := s.Clauses["WHERE"].Expression.(clause.Where)
 	return len(where.Exprs) > expected
 }
 
-// hindered says why a save that wrote nothing did not, if it was not for the claim. One SELECT, if it may have been for another condition.
+// hindered returns why a save wrote nothing, or nil if the claim is the reason.
+// One SELECT, if another condition may be the reason.
 func (m *items[T]) hindered(ctx context.Context, on *handle, w *write[T]) error {
 	if !w.narrowed {
 		return nil
@@ -141,8 +146,11 @@ func (m *items[T]) hindered(ctx context.Context, on *handle, w *write[T]) error 
 
 var errHindered = errors.New("nothing was written, though the claim stands: a hook, a field or a plugin adds a condition that the row does not meet")
 
-// An assignments is the SET of an UPDATE: these fields of the statement's model, as its hooks left it, but for those that they omit; the time for
-// those that GORM keeps up to date; and the revision. GORM composes the same out of maps of all columns, which costs as much as half of the round trip.
+// An assignments is the SET of an UPDATE. The SET gives these fields their
+// values in the statement's model, as the model's hooks left them, except the
+// fields that the hooks omit. The fields that GORM keeps up to date get the
+// time. The revision is set too. GORM would compose the same SET out of maps of
+// all columns, at a cost of up to half a round trip.
 type assignments struct {
 	columns  []*schema.Field
 	revision int64
@@ -174,7 +182,7 @@ func (a assignments) Build(b clause.Builder) {
 	}
 }
 
-// omitting reports whether a statement may leave fields out, as a hook has told it.
+// omitting reports whether a hook has told a statement to leave fields out.
 func omitting(s *gorm.Statement) bool {
 	return len(s.Selects) > 0 || slices.ContainsFunc(s.Omits, func(name string) bool { return name != clause.Associations })
 }
@@ -191,7 +199,7 @@ func omits(s *gorm.Statement, f *schema.Field) bool {
 	return restricted && f.AutoUpdateTime == 0
 }
 
-// updateTime is the time of an update, as a field keeps it.
+// updateTime returns the time of an update, in the form that a field keeps.
 func updateTime(f *schema.Field, now time.Time) any {
 	switch f.AutoUpdateTime {
 	case schema.UnixNanosecond:
