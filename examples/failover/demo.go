@@ -11,15 +11,16 @@ import (
 	"github.com/sqllease/lease/examples/internal/stage"
 )
 
-// A demo directs the replicas and tells what they do. One goroutine, run's, owns all of it.
+// A demo directs the replicas and tells what they do. Only the goroutine of run
+// uses a demo.
 type demo struct {
 	stage.Run
 	cast *stage.Cast[event, notes]
 
-	newest   report // the last tick that was reported
+	newest   report // the newest tick in the reports
 	ticks    int
 	reported map[int64]int // ticks, by epoch
-	refused  int           // writes, by the fence
+	refused  int           // writes that the fence refused
 	scrapes  int
 }
 
@@ -28,11 +29,11 @@ type (
 	report  = stage.Report[event, notes]
 )
 
-// notes are what the demo keeps in mind about a replica.
+// notes are the demo's notes about a replica.
 type notes struct {
-	metrics string // address; empty until the replica is ready
+	metrics string // address, empty until the replica is ready
 	ticks   int
-	last    kind // how the last write of its term went; empty until it was tried
+	last    kind // the outcome of its term's last write, empty before the write
 }
 
 func newDemo(run stage.Run) *demo {
@@ -41,7 +42,7 @@ func newDemo(run stage.Run) *demo {
 	return d
 }
 
-// run plays every scene and then judges what was written.
+// run plays every scene and then judges the writes.
 func (d *demo) run(ctx context.Context) error {
 	d.Out.Title("One lease, three replicas, TTL %v. %v.\n"+
 		"The leader writes a fenced tick to a table about every 100 ms. A replica that is dead, frozen or leaving is not scraped: -.", d.TTL, d.Where)
@@ -123,8 +124,10 @@ func (d *demo) freezeLeader(ctx context.Context) error {
 	return d.showLeader(ctx)
 }
 
-// freezeBetweenWrites stops the leader's process, and starts over if it happened to be in the middle of a write that locks SQLite's file.
-// PostgreSQL cuts off a leader that lies idle in a fenced transaction for a TTL.
+// freezeBetweenWrites stops the leader's process. If the process froze in the
+// middle of a write that locks SQLite's file, freezeBetweenWrites wakes the
+// process and starts over. PostgreSQL cuts off a leader that lies idle in a
+// fenced transaction for a TTL.
 func (d *demo) freezeBetweenWrites(ctx context.Context) (departure, error) {
 	for range 10 {
 		gone, err := d.strike(ctx, func(p *process) error {
@@ -158,7 +161,8 @@ func (d *demo) stopLeader(ctx context.Context) error {
 	return d.cast.Await(ctx, "the end of "+gone.who.Name, gone.who.Gone)
 }
 
-// stopAll stops the standbys before the leader, so that no term begins just to end.
+// stopAll stops the standbys before the leader. Otherwise a standby would begin
+// a term just to end it.
 func (d *demo) stopAll(ctx context.Context) error {
 	if err := d.cast.Watch(ctx, time.Second); err != nil {
 		return err
@@ -187,11 +191,12 @@ func (d *demo) allReady() bool {
 type departure struct {
 	who       *process
 	epoch     int64
-	at        time.Time     // the signal was sent
-	unrenewed time.Duration // since the last renewal before, by the database's clock
+	at        time.Time     // when the signal was sent
+	unrenewed time.Duration // time from the last renewal to the signal, by the database's clock
 }
 
-// strike lets the leader work for a while and then does something to it, right after a tick: its next write is a while off.
+// strike lets the leader work for a while and then sends a signal, right after
+// a tick: the next write is a while off.
 func (d *demo) strike(ctx context.Context, signal func(*process) error) (departure, error) {
 	if err := d.cast.Watch(ctx, 1500*time.Millisecond); err != nil {
 		return departure{}, err
@@ -208,12 +213,14 @@ func (d *demo) strike(ctx context.Context, signal func(*process) error) (departu
 	if err != nil {
 		return gone, err
 	}
-	renewed := status.ExpiresAt.Add(-status.Remaining).Sub(status.RenewedAt) // a Status is as of the database's time now
+	// The times of a Status are as of the database's time now.
+	renewed := status.ExpiresAt.Add(-status.Remaining).Sub(status.RenewedAt)
 	gone.unrenewed = renewed - time.Since(gone.at)
 	return gone, nil
 }
 
-// awaitSuccessor waits for the first tick of a later term, and says how long that took.
+// awaitSuccessor waits for the first tick of a later term, and prints how long
+// the wait took.
 func (d *demo) awaitSuccessor(ctx context.Context, gone departure, what string) error {
 	err := d.cast.Await(ctx, "a successor of "+gone.who.Name, func() bool { return d.newest.Event.Epoch > gone.epoch })
 	if err != nil {
@@ -225,7 +232,8 @@ func (d *demo) awaitSuccessor(ctx context.Context, gone departure, what string) 
 	return nil
 }
 
-// handle takes in what a replica reports, and tells of it unless it is a mere tick, or its exit.
+// handle records a replica's report. It prints the report, except ticks and
+// exits.
 func (d *demo) handle(r report) error {
 	p, e := r.From, r.Event
 	tell := func(format string, args ...any) { d.Out.Line(r.At, p.Name, e.Epoch, format, args...) }
@@ -271,19 +279,22 @@ func (d *demo) countTick(r report) {
 	r.From.Notes.ticks++
 	d.ticks++
 	d.reported[r.Event.Epoch]++
-	if r.Event.Epoch >= d.newest.Event.Epoch { // the pipes of two replicas are read in no order
+	// The pipes of two replicas are read in no particular order.
+	if r.Event.Epoch >= d.newest.Event.Epoch {
 		d.newest = r
 	}
 }
 
-// showLeader scrapes every live replica until exactly one says that it leads. Never may two.
+// showLeader scrapes every live replica until exactly one leads by its own
+// metrics. Two leaders are always an error.
 func (d *demo) showLeader(ctx context.Context) error {
 	deadline := time.Now().Add(d.Limit())
 	for {
 		leaders, text, err := d.scrapeAll(ctx)
 		switch {
 		case err != nil:
-			return errors.Join(err, d.cast.Watch(ctx, 100*time.Millisecond)) // the replica's end explains it better
+			// The replica's end explains the error better.
+			return errors.Join(err, d.cast.Watch(ctx, 100*time.Millisecond))
 		case leaders == 1:
 			d.scrapes++
 			d.Out.Line(time.Now(), "", 0, "%s", d.Out.Faint("lease_leader "+text))
@@ -293,13 +304,16 @@ func (d *demo) showLeader(ctx context.Context) error {
 		case time.Now().After(deadline):
 			return fmt.Errorf("no replica says that it leads:%s", text)
 		}
-		if err := d.cast.Watch(ctx, 20*time.Millisecond); err != nil { // a new replica's series is not there yet, say
+		// Some series may be missing yet, such as a new replica's.
+		if err := d.cast.Watch(ctx, 20*time.Millisecond); err != nil {
 			return err
 		}
 	}
 }
 
-// scrapeAll returns how many replicas lead by their own metrics, and what each says; 0 leaders while one has nothing to say.
+// scrapeAll returns how many replicas lead by their own metrics, and the
+// values. While a replica's value is missing, the number is 0, unless it is
+// above 1.
 func (d *demo) scrapeAll(ctx context.Context) (leaders int, text string, err error) {
 	var b strings.Builder
 	complete := true
@@ -323,7 +337,7 @@ func (d *demo) scrapeAll(ctx context.Context) (leaders int, text string, err err
 	return leaders, b.String(), nil
 }
 
-// judge reads what was written and says whether the promises were kept.
+// judge reads the ticks and decides whether the promises were kept.
 func (d *demo) judge(ctx context.Context) error {
 	ticks, err := allTicks(ctx, d.DB)
 	if err != nil {
@@ -337,7 +351,8 @@ func (d *demo) judge(ctx context.Context) error {
 		return err
 	}
 	switch {
-	case len(terms) < 4: // one at the start, and one after each departure
+	// One term at the start, and one after each departure.
+	case len(terms) < 4:
 		return fmt.Errorf("the table has %d terms, at least 4 were expected", len(terms))
 	case d.refused == 0:
 		return errors.New("no stale write was refused")

@@ -1,16 +1,21 @@
-// Failover shows what package lease promises, on real processes: three replicas share nothing but a database, and one of them leads.
-// The leader is killed, the next one is frozen and woken too late, the third is asked to stop; each time another replica takes over.
-// Afterwards the table that the leaders wrote to must show that no two of them ever wrote at the same time.
+// Failover shows on real processes what package lease promises. Three replicas
+// share only a database, and one of them leads. The leader is killed, the next
+// leader is frozen and woken too late, and the third is asked to stop. Each
+// time another replica takes over. Afterwards the table of the leaders' writes
+// must show that no two leaders ever wrote at the same time.
 //
 //	go run ./examples/failover
 //	go run ./examples/failover -ttl 1s
 //	go run ./examples/failover -dsn "postgres://user@localhost/test"
 //
-// Without -dsn the database is a SQLite file in a temporary directory. With it, the tables have a prefix of their own and are
-// dropped at the end. The exit status is 0 if everything held, 1 if not, 2 for bad arguments, 130 if interrupted.
+// Without -dsn the database is a SQLite file in a temporary directory. With
+// -dsn, the tables have a prefix of their own and are dropped at the end. The
+// exit status is 0 if everything held, 1 if not, 2 for bad arguments, 130 if
+// interrupted.
 //
-// Start reading at replica.go: it is all that a service needs, and ticks.go has what it writes. The other files direct the play and check the
-// result; package stage is what this example shares with others.
+// Start reading at replica.go, which is all that a service needs. ticks.go has
+// the model of its writes. The other files direct the play and check the
+// result. This example shares package stage with others.
 package main
 
 import (

@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// scrape asks the replica at address for its lease_leader, as Prometheus would. ok is false while it has no such series.
+// scrape asks the replica at address for its lease_leader, as Prometheus would.
+// If the replica has no such series yet, ok is false.
 func scrape(ctx context.Context, address string) (value string, ok bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()

@@ -25,11 +25,12 @@ const (
 type replica struct {
 	db   *gorm.DB
 	name string
-	ttl  time.Duration // how long a replica that vanished keeps the lease
-	tell func(event)   // as others would log
+	ttl  time.Duration // how long a vanished replica keeps the lease
+	tell func(event)   // in place of a log
 }
 
-// run is what any service with a leader does: serve the metrics, campaign until ctx ends.
+// run does what any service with a leader does: serve the metrics, and campaign
+// until ctx ends.
 func (r *replica) run(ctx context.Context) error {
 	address, err := serveMetrics()
 	if err != nil {
@@ -40,7 +41,7 @@ func (r *replica) run(ctx context.Context) error {
 	elector := &lease.Elector{
 		DB:     r.db,
 		Name:   leaseName,
-		Holder: r.name, // "" would do; names read better here
+		Holder: r.name, // "" would do, but names read better here
 		TTL:    r.ttl,
 		Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	}
@@ -51,13 +52,15 @@ func (r *replica) run(ctx context.Context) error {
 	return nil
 }
 
-// work runs only while this replica leads: ctx ends with the term, or before it when the replica is asked to stop.
+// work runs only while this replica leads. ctx ends with the term, or earlier
+// if the replica is asked to stop.
 func (r *replica) work(ctx context.Context) {
 	term, _ := lease.TermFrom(ctx)
 	r.tell(event{Kind: leads, Epoch: term.Epoch})
 
 	sequence := int64(1)
-	for ; ctx.Err() == nil; sequence++ { // a number is never used again: a write that failed may have been committed
+	// Never use a number again: a failed write may have been committed.
+	for ; ctx.Err() == nil; sequence++ {
 		err := r.write(ctx, sequence)
 		switch {
 		case err == nil:
@@ -74,9 +77,11 @@ func (r *replica) work(ctx context.Context) {
 	r.lastWrite(term, sequence)
 }
 
-// lastWrite ignores that the work should have ended, as careless code does: its context is a fresh one. A replica that was asked
-// to stop still holds its lease until its work returns, so the write is committed. One that lost the lease is refused by the
-// fence, in the database; nothing else stands between it and the table.
+// lastWrite ignores the end of the work, as careless code does: its context is
+// a fresh one. A replica that was asked to stop still holds its lease until its
+// work returns, so the write is committed. If the replica has lost the lease,
+// the fence refuses the write, in the database. Nothing else protects the
+// table.
 func (r *replica) lastWrite(term lease.Term, sequence int64) {
 	ctx, cancel := context.WithTimeout(lease.WithTerm(context.Background(), term), 5*time.Second)
 	defer cancel()
@@ -91,7 +96,8 @@ func (r *replica) lastWrite(term lease.Term, sequence int64) {
 	r.tell(last)
 }
 
-// write adds a tick in a fenced transaction: it is committed while ctx's term is in force, or not at all.
+// write adds a tick in a fenced transaction. The tick is committed while ctx's
+// term is in force, or not at all.
 func (r *replica) write(ctx context.Context, sequence int64) error {
 	return lease.Transaction(ctx, r.db, func(tx *gorm.DB) error {
 		term, _ := lease.TermFrom(ctx)
@@ -99,7 +105,8 @@ func (r *replica) write(ctx context.Context, sequence int64) error {
 	})
 }
 
-// serveMetrics serves /metrics on a free port of this machine, for as long as the process lives, and returns the address.
+// serveMetrics serves /metrics on a free port of this machine, for as long as
+// the process lives, and returns the address.
 func serveMetrics() (string, error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(lease.NewCollector())

@@ -12,8 +12,9 @@ import (
 
 // A Tick is one write of a leader.
 type Tick struct {
-	// One more than the highest committed one. As the primary key refuses two writers at the same place, the positions follow the
-	// order of the commits, which an auto-increment does not: it counts when a row is inserted.
+	// One more than the highest committed position. The primary key refuses two
+	// writers at the same position, so the positions follow the order of the
+	// commits. An auto-increment would follow the order of the inserts.
 	Position  int64 `gorm:"primaryKey;autoIncrement:false"`
 	Replica   string
 	Epoch     int64
@@ -21,7 +22,7 @@ type Tick struct {
 	WrittenAt int64 // microseconds since 1970, by the wall clock that all replicas share here
 }
 
-// appendTick writes t behind all others, in the transaction tx.
+// appendTick writes t after all other ticks, in the transaction tx.
 func appendTick(tx *gorm.DB, t Tick) error {
 	if err := tx.Model(&Tick{}).Select("COALESCE(MAX(position), 0) + 1").Scan(&t.Position).Error; err != nil {
 		return err
@@ -30,14 +31,15 @@ func appendTick(tx *gorm.DB, t Tick) error {
 	return tx.Create(&t).Error
 }
 
-// allTicks reads them in the order of their commits.
+// allTicks reads the ticks in the order of their commits.
 func allTicks(ctx context.Context, db *gorm.DB) ([]Tick, error) {
 	var ticks []Tick
 	err := db.WithContext(ctx).Order("position").Find(&ticks).Error
 	return ticks, err
 }
 
-// open connects to the database; lease.Tables gives the package's own tables the prefix, the naming strategy the table of ticks.
+// open connects to the database. lease.Tables gives the prefix to the package's
+// own tables, and the naming strategy to the table of ticks.
 func open(ctx context.Context, where stage.Location) (*gorm.DB, error) {
 	db, err := where.Open(ctx)
 	if err != nil {
@@ -57,7 +59,7 @@ func create(ctx context.Context, db *gorm.DB) error {
 	return nil
 }
 
-// tables are those that create makes.
+// tables lists the tables that create makes.
 func tables(prefix string) []any {
 	return []any{&Tick{}, prefix + "leases", prefix + "lease_items"}
 }

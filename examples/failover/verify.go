@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// A term is what the table says of one epoch.
+// A term summarizes the ticks of one epoch.
 type term struct {
 	epoch       int64
 	replica     string
@@ -14,13 +14,16 @@ type term struct {
 	first, last Tick
 }
 
-// gap is how long nobody wrote between the end of previous and the beginning of t.
+// gap is the time without writes between the end of previous and the beginning
+// of t.
 func (t term) gap(previous term) time.Duration {
 	return time.Duration(t.first.WrittenAt-previous.last.WrittenAt) * time.Microsecond
 }
 
-// termsOf splits ticks, given in the order of their commits, into terms. It fails unless the epochs only rise, every term has one
-// writer, no number was written twice in a term, and each term's last tick was written before the next one's first.
+// termsOf splits ticks, given in the order of their commits, into terms. It
+// returns an error unless the epochs only rise, every term has a single writer,
+// no number was written twice in a term, and each term's last tick was written
+// before the first tick of the next term.
 func termsOf(ticks []Tick) ([]term, error) {
 	var terms []term
 	for i, t := range ticks {
@@ -50,8 +53,9 @@ func termsOf(ticks []Tick) ([]term, error) {
 	return terms, nil
 }
 
-// startsLate checks that the last of terms began after the one before it had ended. The order of the commits says so already; the
-// clock, which the database has no part in, must agree.
+// startsLate checks that the last term began after the end of the term before.
+// The order of the commits says so already. The wall clock must agree, and the
+// database has no part in that clock.
 func startsLate(terms []term) error {
 	if len(terms) < 2 {
 		return nil
@@ -64,8 +68,8 @@ func startsLate(terms []term) error {
 	return nil
 }
 
-// checkReported fails if a tick that a leader saw committed is not in the table. A killed leader may have written one more than
-// it could report.
+// checkReported returns an error if the table lacks a tick that a leader saw
+// committed. A killed leader may have written a last tick without a report.
 func checkReported(terms []term, reported map[int64]int) error {
 	found := map[int64]int{}
 	for _, t := range terms {

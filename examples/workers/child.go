@@ -22,17 +22,17 @@ type kind string
 
 const (
 	ready     kind = "ready"           // the worker begins to look for orders
-	troubled  kind = "troubled"        // a claim failed; Detail: the error
+	troubled  kind = "troubled"        // a claim failed. Detail: the error
 	claimed   kind = "claimed"         // an order
-	rendering kind = "rendering"       // its total is saved, and the long part begins
+	rendering kind = "rendering"       // the order's total is saved, and the long part begins
 	invoiced  kind = "invoiced"        // the invoice and the order's new state were committed
-	refused   kind = "refused"         // they were not, since the claim is over; Detail: the error
-	lost      kind = "lost"            // the claim is, to Run; Detail: what Run returned
-	handedOn  kind = "handed on"       // the worker was asked to stop; Detail: what Run returned
-	failed    kind = "left to run out" // the claim of an order that failed; Detail: what Run returned
+	refused   kind = "refused"         // the fence refused both, because the claim is over. Detail: the error
+	lost      kind = "lost"            // Run found the claim lost. Detail: Run's error
+	handedOn  kind = "handed on"       // the worker was asked to stop. Detail: Run's error
+	failed    kind = "left to run out" // the claim, because the order failed. Detail: Run's error
 )
 
-// about is an event in a claim.
+// about makes an event of a claim.
 func about(claim *lease.HolderOf[Order], k kind, err error) event {
 	order := claim.Item()
 	e := event{Kind: k, Order: order.ID, Epoch: claim.Epoch(), Attempt: order.Attempts, TookOver: claim.Expired()}
@@ -42,7 +42,7 @@ func about(claim *lease.HolderOf[Order], k kind, err error) event {
 	return e
 }
 
-// child is what a worker's process does until it is asked to stop.
+// child runs a worker in its process, until the worker is asked to stop.
 func child(ctx context.Context, db *gorm.DB, s stage.Settings) error {
 	w := &worker{db: db, name: s.Name, ttl: s.TTL, tell: stage.Tell[event]}
 	w.tell(event{Kind: ready})

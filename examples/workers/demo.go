@@ -8,12 +8,13 @@ import (
 	"github.com/sqllease/lease/examples/internal/stage"
 )
 
-// A demo directs the workers and tells what they do. One goroutine, run's, owns all of it.
+// A demo directs the workers and tells what they do. Only the goroutine of run
+// uses a demo.
 type demo struct {
 	stage.Run
 	cast *stage.Cast[event, notes]
 
-	orders map[uint]*track // all that came in
+	orders map[uint]*track // all orders so far
 	fates  map[uint]fate   // of the orders with a hitch
 }
 
@@ -22,17 +23,17 @@ type (
 	report  = stage.Report[event, notes]
 )
 
-// notes are what the demo keeps in mind about a worker.
+// notes are the demo's notes about a worker.
 type notes struct {
 	ready bool
-	ended event // how its newest claim ended that was not completed
+	ended event // the end of its newest claim that was not completed
 }
 
 // A track is an order as its parent sees it.
 type track struct {
-	current report // the long part of the newest claim began; From is nil before that of the first
-	done    bool   // its invoice is committed
-	refused int    // invoices, by the fence
+	current report // the newest claim that began its long part. From is nil before the first
+	done    bool   // the invoice is committed
+	refused int    // invoices that the fence refused
 }
 
 func newDemo(run stage.Run) *demo {
@@ -41,7 +42,7 @@ func newDemo(run stage.Run) *demo {
 	return d
 }
 
-// run plays every scene and then judges what was written.
+// run plays every scene and then judges the result.
 func (d *demo) run(ctx context.Context) error {
 	d.Out.Title("One table of orders, three workers, TTL %v. %v.\n"+
 		"A worker claims an order, saves its total, takes its time, and commits the invoice and the order's new state together.", d.TTL, d.Where)
@@ -58,7 +59,8 @@ func (d *demo) run(ctx context.Context) error {
 	return d.judge(ctx)
 }
 
-// receive adds orders, all but the last of which go smoothly, and returns the key of that one.
+// receive adds n orders. The last has the hitch, and all others go smoothly.
+// receive returns the key of the last.
 func (d *demo) receive(ctx context.Context, n int, last hitch) (id uint, err error) {
 	customers := []string{"Ada", "Grace", "Edsger", "Barbara", "Tony"}
 	orders := make([]Order, n)
@@ -76,8 +78,8 @@ func (d *demo) receive(ctx context.Context, n int, last hitch) (id uint, err err
 	return orders[n-1].ID, nil
 }
 
-// catch lets orders come in, one of them with a hitch, and returns when a worker is in the middle of that one. It stays there until its fate
-// befalls it.
+// catch adds orders, the last with a hitch, and returns when a worker is in the
+// middle of the last order. The worker stays there until its fate comes.
 func (d *demo) catch(ctx context.Context, h hitch, f fate) (report, error) {
 	id, err := d.receive(ctx, 3, h)
 	if err != nil {
@@ -89,7 +91,8 @@ func (d *demo) catch(ctx context.Context, h hitch, f fate) (report, error) {
 	return t.current, err
 }
 
-// awaitTakeover waits until another worker is in the middle of the order, and says how long that took.
+// awaitTakeover waits until another worker is in the middle of the order, and
+// prints how long the wait took.
 func (d *demo) awaitTakeover(ctx context.Context, hit report, at time.Time, what string) error {
 	t := d.orders[hit.Event.Order]
 	if err := d.cast.Await(ctx, "the next worker on that order", func() bool { return t.current.Event.Epoch > hit.Event.Epoch }); err != nil {
@@ -100,7 +103,8 @@ func (d *demo) awaitTakeover(ctx context.Context, hit report, at time.Time, what
 	return nil
 }
 
-// awaitEnd waits until the worker says how its claim ended, which must be as expected.
+// awaitEnd waits until the worker reports the end of its claim. Any end except
+// want is an error.
 func (d *demo) awaitEnd(ctx context.Context, hit report, want kind) error {
 	p := hit.From
 	ended := func() bool { return p.Notes.ended.Order == hit.Event.Order && p.Notes.ended.Epoch == hit.Event.Epoch }

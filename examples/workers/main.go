@@ -1,16 +1,22 @@
-// Workers shows what item claims promise, on real processes: three workers share nothing but a database, and claim orders to invoice. One is
-// killed in the middle of an order, one is frozen and woken too late, one is asked to stop; each time another worker takes the order over.
-// Afterwards every order must be done and have exactly one invoice, although nothing in the table forbids a second.
+// Workers shows on real processes what item claims promise. Three workers share
+// only a database, and claim orders to invoice. A worker is killed in the
+// middle of an order, another is frozen and woken too late, and another is
+// asked to stop. Each time another worker takes the order over. Afterwards
+// every order must be done and have exactly one invoice, although nothing in
+// the table forbids a second invoice.
 //
 //	go run ./examples/workers
 //	go run ./examples/workers -ttl 1s
 //	go run ./examples/workers -dsn "postgres://user@localhost/test"
 //
-// Without -dsn the database is a SQLite file in a temporary directory. With it, the tables have a prefix of their own and are
-// dropped at the end. The exit status is 0 if everything held, 1 if not, 2 for bad arguments, 130 if interrupted.
+// Without -dsn the database is a SQLite file in a temporary directory. With
+// -dsn, the tables have a prefix of their own and are dropped at the end. The
+// exit status is 0 if everything held, 1 if not, 2 for bad arguments, 130 if
+// interrupted.
 //
-// Start reading at worker.go: it is all that a worker needs, and order.go has the models. The other files direct the play and check the result;
-// package stage is what this example shares with others.
+// Start reading at worker.go, which is all that a worker needs. order.go has
+// the models. The other files direct the play and check the result. This
+// example shares package stage with others.
 package main
 
 import (

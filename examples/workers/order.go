@@ -9,25 +9,27 @@ import (
 	"gorm.io/gorm"
 )
 
-// An Order is a model of one's own, whose rows are claimed. AutoMigrate brings it the columns of Claimable, claim_owner among them, so it can
-// have an owner of its own.
+// An Order is a model with rows to claim. AutoMigrate adds the columns of
+// Claimable, such as claim_owner. An Order can therefore have an Owner of its
+// own.
 type Order struct {
 	ID    uint
-	Owner string // the customer; the worker is the Owner of Claimable
+	Owner string // the customer. The worker is Claimable.Owner
 	Net   int    // cents
-	Total int    // cents, with tax; 0 until it was computed
+	Total int    // cents, with tax. 0 until computed
 	Hitch hitch
 	lease.Claimable
 }
 
-// An Invoice is the effect of an order. Nothing in the table keeps an order from having two of them, so a second one would show.
+// An Invoice is the effect of an order. Nothing in the table keeps an order
+// from having two invoices, so a second invoice would show.
 type Invoice struct {
 	ID      uint
 	OrderID uint
 	Text    string
 	Worker  string
-	Epoch   int64 // the claim's in which it was written
-	Attempt int   // likewise: how many claims that was, since the last clean end of one
+	Epoch   int64 // of the claim that wrote the invoice
+	Attempt int   // of the same claim: the claims since the last clean release
 }
 
 func withTax(net int) int { return net + net/5 }
@@ -45,7 +47,8 @@ func allRows(ctx context.Context, db *gorm.DB) (orders []Order, invoices []Invoi
 	return orders, invoices, err
 }
 
-// create makes the tables. A model that embeds lease.Claimable needs no more than this, and no other table.
+// create makes the tables. A model with lease.Claimable needs only AutoMigrate,
+// and no other table.
 func create(ctx context.Context, db *gorm.DB) error {
 	if err := db.WithContext(ctx).AutoMigrate(&Order{}, &Invoice{}); err != nil {
 		return fmt.Errorf("create the tables: %w", err)
@@ -53,19 +56,20 @@ func create(ctx context.Context, db *gorm.DB) error {
 	return nil
 }
 
-// tables are those that create makes.
+// tables lists the tables that create makes.
 func tables(string) []any { return []any{&Order{}, &Invoice{}} }
 
-// A hitch is what goes wrong in the first claim of an order, so that there is time to do something to its worker. In later claims nothing does.
+// A hitch is what goes wrong in the first claim of an order. The hitch leaves
+// time to do something to the worker. Later claims have no hitch.
 type hitch string
 
 const (
 	smooth hitch = ""
-	stuck  hitch = "stuck" // it takes for ever, until ctx ends
-	deaf   hitch = "deaf"  // and then goes on as if nothing had happened, as work does that does not look at its context
+	stuck  hitch = "stuck" // the work takes for ever, until ctx ends
+	deaf   hitch = "deaf"  // the same, but then the work continues, as work does that ignores its context
 )
 
-// render stands for work that takes a while.
+// render stands for slow work.
 func render(ctx context.Context, o Order) (string, error) {
 	takes := time.After(200 * time.Millisecond)
 	if o.Hitch != smooth && o.Epoch == 1 {

@@ -67,8 +67,10 @@ func (d *demo) freezeWorker(ctx context.Context) error {
 	return nil
 }
 
-// freezeBetweenWrites stops a worker's process, and starts over if it happened to be in the middle of a renewal that locks SQLite's file.
-// PostgreSQL completes the statement of a client that froze. It returns when that was.
+// freezeBetweenWrites stops a worker's process, and returns the time of the
+// freeze. If the process froze in the middle of a renewal that locks SQLite's
+// file, freezeBetweenWrites wakes the process and starts over. PostgreSQL
+// completes the statement of a frozen client.
 func (d *demo) freezeBetweenWrites(ctx context.Context, p *process) (at time.Time, err error) {
 	for range 10 {
 		at = time.Now()

@@ -2,7 +2,7 @@ package main
 
 import "fmt"
 
-// handle takes in what a worker reports, and tells of it.
+// handle records and prints a worker's report.
 func (d *demo) handle(r report) error {
 	p, e := r.From, r.Event
 	tell := func(format string, args ...any) { d.Out.Line(r.At, p.Name, e.Epoch, format, args...) }
@@ -19,7 +19,8 @@ func (d *demo) handle(r report) error {
 	case claimed:
 		tell("claims order %d%s", e.Order, history(e))
 	case rendering:
-		if t := d.orders[e.Order]; e.Epoch > t.current.Event.Epoch { // the pipes of two workers are read in no order
+		// The pipes of two workers are read in no particular order.
+		if t := d.orders[e.Order]; e.Epoch > t.current.Event.Epoch {
 			t.current = r
 		}
 	case invoiced:
@@ -35,7 +36,7 @@ func (d *demo) handle(r report) error {
 	return nil
 }
 
-// history tells what the claim found out about those before it.
+// history describes what a claim knows of the claims before.
 func history(e event) string {
 	switch {
 	case e.TookOver:
@@ -46,7 +47,7 @@ func history(e event) string {
 	return ""
 }
 
-// report prints the orders with a hitch, and the sum.
+// report prints the orders with a hitch, and the total.
 func (d *demo) report(orders []Order, invoiceOf map[uint]Invoice) {
 	d.Out.Plain("\n%s", d.Out.Faint("   order  first worker  epoch  attempt  invoiced by"))
 	refused := 0

@@ -6,7 +6,7 @@ import (
 	"fmt"
 )
 
-// A fate is what befell the first worker of an order.
+// A fate is what happened to the first worker of an order.
 type fate string
 
 const (
@@ -16,7 +16,8 @@ const (
 	stopped fate = "stopped"
 )
 
-// judge reads what was written and says whether the promises were kept.
+// judge reads the orders and invoices and decides whether the promises were
+// kept.
 func (d *demo) judge(ctx context.Context) error {
 	orders, invoices, err := allRows(ctx, d.DB)
 	if err != nil {
@@ -38,7 +39,8 @@ func (d *demo) judge(ctx context.Context) error {
 	return err
 }
 
-// settle finds each order's invoice. It fails unless every order is done and released, and has exactly one.
+// settle finds each order's invoice. settle returns an error unless every order
+// is done and released, and has exactly one invoice.
 func settle(orders []Order, invoices []Invoice) (map[uint]Invoice, error) {
 	var err error
 	count, invoiceOf := map[uint]int{}, map[uint]Invoice{}
@@ -65,8 +67,9 @@ func settle(orders []Order, invoices []Invoice) (map[uint]Invoice, error) {
 	return invoiceOf, err
 }
 
-// checkClaims looks at how an order came to its invoice. A worker that stalled may have cost any order one more claim; but every claim counts as an
-// attempt, except one that was handed on.
+// checkClaims checks the number of an order's claims and attempts. A stalled
+// worker may have cost any order an extra claim. Every claim counts as an
+// attempt, except a claim that was handed on.
 func checkClaims(o Order, i Invoice, f fate) error {
 	name, claims, attempts := fmt.Sprintf("order %d", o.ID), i.Epoch, i.Epoch
 	if f != none {

@@ -10,20 +10,26 @@ import (
 )
 
 const (
-	step        = "invoice"              // what the claims are for, for people who read the table
-	idle        = 100 * time.Millisecond // between two looks at an empty queue; seconds would do elsewhere
+	step        = "invoice"              // the purpose of the claims, for readers of the table
+	idle        = 100 * time.Millisecond // between two looks at an empty queue. Elsewhere seconds would do
 	maxAttempts = 10
 )
 
-// A worker writes the invoice of one order after the other. There may be any number of workers, in any number of processes.
+// A worker writes the invoices of orders, order by order. There may be any
+// number of workers, in any number of processes.
 type worker struct {
-	db   *gorm.DB
-	name string        // the owner of its claims: every worker has its own, and lease.InstanceID makes one
-	ttl  time.Duration // how long an order waits if its worker dies, and how long a worker may hang without losing its order
-	tell func(event)   // as others would log
+	db *gorm.DB
+	// The owner of the worker's claims. Every worker needs a name of its own.
+	// lease.InstanceID makes such names.
+	name string
+	// How long an order waits if its worker dies, and how long a worker may
+	// hang without losing its order.
+	ttl  time.Duration
+	tell func(event) // in place of a log
 }
 
-// run works until ctx ends, which is how the worker is asked to stop. It blocks until then, and until the order in hand is handed on.
+// run works until ctx ends. The end of ctx asks the worker to stop. run blocks
+// until then, and until the order in hand is handed on.
 func (w *worker) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		claim, err := lease.ClaimNext[Order](ctx, w.db, w.name, step, w.ttl, nil, promising)
@@ -41,10 +47,12 @@ func (w *worker) run(ctx context.Context) {
 	}
 }
 
-// promising leaves out orders that failed, or killed their workers, so often that a person should look at them.
+// promising leaves out orders that have failed, or killed their workers, so
+// often that a person should look at them.
 func promising(db *gorm.DB) *gorm.DB { return db.Where("claim_attempts < ?", maxAttempts) }
 
-// attend works on one order. Run keeps the claim alive meanwhile; what it returns tells what became of the claim.
+// attend works on an order. Run keeps the claim alive meanwhile, and Run's
+// error tells how the claim ended.
 func (w *worker) attend(ctx context.Context, claim *lease.HolderOf[Order]) {
 	w.tell(about(claim, claimed, nil))
 	err := claim.Run(ctx, func(ctx context.Context) error { return w.invoice(ctx, claim) })
@@ -52,23 +60,29 @@ func (w *worker) attend(ctx context.Context, claim *lease.HolderOf[Order]) {
 	case err == nil:
 		// The order is done, and the claim released.
 	case errors.Is(err, lease.ErrLost):
-		// Another worker has the order, or will have it: nothing is left to do here, and nothing can be committed.
+		// Another worker has the order, or will have it. Nothing is left to do
+		// here, and nothing can be committed.
 		w.tell(about(claim, lost, err))
 	case ctx.Err() != nil:
-		// This worker is to stop. The order is free for the next one already, and what happened to it does not count as a failure.
+		// This worker is to stop. The order is already free for the next
+		// worker, and this attempt does not count as a failure.
 		w.tell(about(claim, handedOn, err))
 	default:
-		// The order failed. It is tried again once the claim has run out, and then its attempts count up.
+		// The order failed. Its next attempt comes once the claim has run out.
+		// Then its attempts count up.
 		w.tell(about(claim, failed, err))
 	}
 }
 
-// invoice is the work. Its ctx ends when the claim can no longer be counted on, or when the worker is to stop.
+// invoice is the work. Its ctx ends when the claim can no longer be counted on,
+// or when the worker is to stop.
 func (w *worker) invoice(ctx context.Context, claim *lease.HolderOf[Order]) error {
 	order := claim.Item()
 	if order.Total == 0 {
 		order.Total = withTax(order.Net)
-		// What is saved on the way, the next worker need not do again. Naming the columns leaves the others to their own writers.
+		// Save the total on the way: the next worker need not compute it again.
+		// With the columns named, the other columns are left to their own
+		// writers.
 		if err := claim.Save(ctx, order, "Total"); err != nil {
 			return err
 		}
@@ -85,11 +99,14 @@ func (w *worker) invoice(ctx context.Context, claim *lease.HolderOf[Order]) erro
 	return err
 }
 
-// finish commits the invoice, and that the order is done: both while the claim is in force, or neither. That makes one invoice, however
-// many workers have tried.
+// finish commits both the invoice and the order's Done while the claim is in
+// force, or neither. So there is a single invoice, however many workers have
+// tried.
 //
-// It does not heed the end of ctx: what is finished is worth committing, also by a worker that was just asked to stop. Whether it still may is
-// not for a clock in this process to say but for the fence, in the database. ctx carries it, WithoutCancel too.
+// finish ignores the end of ctx. Finished work is worth committing, even for a
+// worker that was just asked to stop. Whether the worker may still commit is
+// for the fence in the database to decide, not for a clock in this process. ctx
+// carries the fence, and context.WithoutCancel(ctx) does too.
 func (w *worker) finish(ctx context.Context, claim *lease.HolderOf[Order], order Order, text string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
@@ -99,7 +116,7 @@ func (w *worker) finish(ctx context.Context, claim *lease.HolderOf[Order], order
 			return err
 		}
 		order.Done = true
-		return claim.SaveIn(tx, order, "Done") // last, as it holds up the claim's renewals until the commit
+		return claim.SaveIn(tx, order, "Done") // last, because it blocks the claim's renewals until the commit
 	})
 	if err == nil {
 		w.tell(about(claim, invoiced, nil))

@@ -9,31 +9,38 @@ import (
 	"time"
 )
 
-// A Cast is the children of a run. E is what they report, and N what the play notes about each. One goroutine owns all of it.
+// A Cast is the children of a run. E is the type of their reports, and N the
+// type of the play's notes about each child. One goroutine owns the whole Cast.
 type Cast[E, N any] struct {
-	Log       io.Writer     // takes what the children write to stderr, from several goroutines; nil, unless set before they start
-	Processes []*Process[N] // in the order of their start; those that are gone stay
+	// Takes the children's stderr, from several goroutines. Nil, unless set
+	// before the children start.
+	Log       io.Writer
+	Processes []*Process[N] // in the order of their start, also after their end
 
 	run     Run
 	handle  func(Report[E, N]) error
 	reports chan Report[E, N]
-	over    chan struct{} // closed when nobody is interested in reports any more
+	over    chan struct{} // closed when nobody wants reports any more
 }
 
-// A Report is what a child told, or that it is gone.
+// A Report is an event from a child, or the news of the child's end.
 type Report[E, N any] struct {
 	From  *Process[N]
-	At    time.Time // when it was read
+	At    time.Time // when the report was read
 	Event E
-	Exit  string // if the process is gone, how it exited, which is as it was told to; there is no Event then
+	// How the process exited, if it is gone. It exited as told, because Await
+	// and Watch return an error otherwise. There is no Event then.
+	Exit string
 }
 
-// NewCast makes one without a child. Await and Watch call handle with every report; its error becomes theirs.
+// NewCast makes a Cast without children. Await and Watch call handle with every
+// report, and return handle's error.
 func NewCast[E, N any](run Run, handle func(Report[E, N]) error) *Cast[E, N] {
 	return &Cast[E, N]{run: run, handle: handle, reports: make(chan Report[E, N], 100), over: make(chan struct{})}
 }
 
-// Start adds a child, by the next free name: A, B and so on. It does not wait until the child is ready.
+// Start adds a child, with the next free name: A, B and so on. It does not wait
+// until the child is ready.
 func (c *Cast[E, N]) Start() error {
 	name := string(rune('A' + len(c.Processes)))
 	p := &Process[N]{Name: name, log: &tail{also: c.Log}, done: make(chan struct{})}
@@ -49,7 +56,7 @@ func (c *Cast[E, N]) Start() error {
 	return nil
 }
 
-// follow passes on what a child reports, and at last that it is gone.
+// follow passes on a child's reports, and finally its end.
 func (c *Cast[E, N]) follow(p *Process[N], stdout io.Reader) {
 	defer close(p.done)
 	pass := func(r Report[E, N]) {
@@ -69,7 +76,8 @@ func (c *Cast[E, N]) follow(p *Process[N], stdout io.Reader) {
 	pass(Report[E, N]{Exit: p.wait()})
 }
 
-// Stop asks a child to stop and blocks until it is gone, handling reports meanwhile.
+// Stop asks a child to stop and blocks until the child is gone. Stop handles
+// reports meanwhile.
 func (c *Cast[E, N]) Stop(ctx context.Context, p *Process[N]) error {
 	if err := p.AskToStop(); err != nil {
 		return err
@@ -77,18 +85,20 @@ func (c *Cast[E, N]) Stop(ctx context.Context, p *Process[N]) error {
 	return c.Await(ctx, "the end of "+p.Name, p.Gone)
 }
 
-// Close leaves no process behind, whatever state it is in: it kills all children, the frozen ones too, and waits until they are gone. It must be
-// called once, and nothing after it.
+// Close kills all children, even the frozen children, and blocks until they are
+// gone. No process is left behind, in any state. Call Close once, after every
+// other call.
 func (c *Cast[E, N]) Close() {
 	close(c.over)
 	for _, p := range c.Processes {
-		_ = p.Kill() // an error means that it is gone already
+		_ = p.Kill() // fails only if the process is gone already
 		<-p.done
 	}
 }
 
-// Await handles reports until the state is as wanted. It fails if that takes longer than the run's Limit, if a report cannot be handled, if a
-// child exits that was not told to, and when ctx ends, with its cause.
+// Await handles reports until wanted returns true. Await returns an error if
+// that takes longer than the run's Limit, if handle returns an error, if a
+// child exits other than told, and when ctx ends, with its cause.
 func (c *Cast[E, N]) Await(ctx context.Context, what string, wanted func() bool) error {
 	ok, err := c.handleUntil(ctx, c.run.Limit(), wanted)
 	if err == nil && !ok {
@@ -97,7 +107,8 @@ func (c *Cast[E, N]) Await(ctx context.Context, what string, wanted func() bool)
 	return err
 }
 
-// Watch handles reports for a while. It fails as Await does, but for the limit.
+// Watch handles reports for a while. Its errors are those of Await, except for
+// the limit.
 func (c *Cast[E, N]) Watch(ctx context.Context, while time.Duration) error {
 	_, err := c.handleUntil(ctx, while, func() bool { return false })
 	return err

@@ -11,16 +11,18 @@ import (
 	"time"
 )
 
-// Settings come from the parent over stdin: a data source may hold a password, and arguments and environments are for all to see.
+// Settings come from the parent over stdin. A data source may hold a password,
+// and anybody can read arguments and environments.
 type Settings struct {
 	Name  string
 	TTL   time.Duration
 	Where Location
 }
 
-// child is what a child's process runs. It returns the exit status.
+// child runs in a child's process, and returns the exit status.
 func (p Program) child() int {
-	// Ctrl-C reaches every process of the terminal; how a child ends is its parent's business.
+	// Ctrl-C reaches every process of the terminal, but only the parent decides
+	// how a child ends.
 	signal.Ignore(os.Interrupt, syscall.SIGHUP)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
@@ -46,16 +48,17 @@ func (p Program) serve(ctx context.Context) error {
 	return p.Child(ctx, db, s)
 }
 
-// exitWithParent waits for the end of stdin, which comes when the parent dies, in whatever way.
+// exitWithParent waits for the end of stdin, and then exits. stdin ends when
+// the parent dies, in whatever way.
 func exitWithParent() {
 	_, _ = io.Copy(io.Discard, os.Stdin)
 	os.Exit(1)
 }
 
-// Tell reports an event to the parent, as a line of JSON. A parent that is gone ends this process through SIGPIPE. It may be called by several
-// goroutines at a time.
+// Tell reports an event to the parent, as a line of JSON. If the parent is
+// gone, SIGPIPE ends this process. Tell is safe for concurrent use.
 func Tell[E any](event E) {
-	if err := json.NewEncoder(os.Stdout).Encode(event); err != nil { // in one Write
+	if err := json.NewEncoder(os.Stdout).Encode(event); err != nil { // in a single Write
 		fmt.Fprintln(os.Stderr, err)
 	}
 }

@@ -23,10 +23,12 @@ import (
 type Location struct {
 	Driver string // "sqlite" or "postgres"
 	Source string // may hold a password, so it is never printed
-	Prefix string // of every table: this run's own, so that it meets neither the user's tables nor another run's
+	// Of every table. Each run has its own prefix, so its tables are neither
+	// the user's nor another run's.
+	Prefix string
 }
 
-// String is for people.
+// String describes the location to people.
 func (l Location) String() string {
 	if l.Driver == "postgres" {
 		return "PostgreSQL, tables " + l.Prefix + "*"
@@ -34,7 +36,7 @@ func (l Location) String() string {
 	return "SQLite, a file in a temporary directory"
 }
 
-// checkDSN says whether a data source can be used, without repeating it.
+// checkDSN checks a data source. Its error does not repeat the data source.
 func checkDSN(dsn string) error {
 	if dsn == "" {
 		return nil
@@ -45,8 +47,9 @@ func checkDSN(dsn string) error {
 	return nil
 }
 
-// choose returns the location for the data source of the command line, and what removes it again. It leaves a PostgreSQL database
-// as it is; for SQLite it makes a directory. Their names begin with the program's.
+// choose returns the location for the data source of the command line, and a
+// function that removes the location. A PostgreSQL database stays as it is. For
+// SQLite, choose makes a directory. The names begin with the program's name.
 func choose(program, dsn string) (where Location, remove func() error, err error) {
 	prefix := program + "_" + strings.ToLower(rand.Text()[:6]) + "_"
 	if dsn != "" {
@@ -58,9 +61,10 @@ func choose(program, dsn string) (where Location, remove func() error, err error
 	}
 	file := url.URL{
 		Scheme:   "file",
-		OmitHost: true, // the directory may be a relative one
+		OmitHost: true, // the directory may be relative
 		Path:     filepath.ToSlash(filepath.Join(dir, "lease.db")),
-		// WAL lets processes read while another writes; the time-out makes writers wait for each other instead of failing.
+		// WAL lets processes read while another process writes. The time-out
+		// makes writers wait for each other instead of failing.
 		RawQuery: fmt.Sprintf("_journal_mode=WAL&_busy_timeout=%d", busyTimeout.Milliseconds()),
 	}
 	return Location{Driver: "sqlite", Source: file.String(), Prefix: prefix}, func() error { return os.RemoveAll(dir) }, nil
@@ -68,7 +72,8 @@ func choose(program, dsn string) (where Location, remove func() error, err error
 
 const busyTimeout = 5 * time.Second
 
-// Open connects to the database. The naming strategy gives the models' tables their prefix.
+// Open connects to the database. The naming strategy adds the prefix to the
+// models' tables.
 func (l Location) Open(ctx context.Context) (*gorm.DB, error) {
 	dialector := sqlite.Open(l.Source)
 	if l.Driver == "postgres" {
@@ -93,11 +98,12 @@ func (l Location) Open(ctx context.Context) (*gorm.DB, error) {
 	return db, nil
 }
 
-// dropAndClose takes the tables back. It has its own context: an interrupted demonstration cleans up, too.
+// dropAndClose drops the tables. It uses a context of its own, because an
+// interrupted demonstration cleans up too.
 func (l Location) dropAndClose(db *gorm.DB, tables []any) error {
 	defer closeDB(db)
 	if l.Driver == "sqlite" {
-		return nil // the whole file goes
+		return nil // the whole file is removed
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -107,8 +113,10 @@ func (l Location) dropAndClose(db *gorm.DB, tables []any) error {
 	return nil
 }
 
-// Locked reports whether a process that was just frozen still locks SQLite's file. Then nobody else could write: SQLite cannot tell a frozen
-// writer from a slow one. It waits for up to 250 ms; for PostgreSQL, which locks no more than rows, it is false at once.
+// Locked reports whether a process that was just frozen still locks SQLite's
+// file. Then nobody else can write, because SQLite cannot tell a frozen writer
+// from a slow one. On SQLite, Locked blocks for up to 250 ms. PostgreSQL locks
+// only rows, so Locked returns false at once.
 func (l Location) Locked(ctx context.Context, db *gorm.DB) (locked bool, err error) {
 	if l.Driver != "sqlite" {
 		return false, nil
@@ -117,7 +125,7 @@ func (l Location) Locked(ctx context.Context, db *gorm.DB) (locked bool, err err
 	if err != nil {
 		return false, err
 	}
-	conn, err := pool.Conn(ctx) // the settings and the transaction below are this connection's
+	conn, err := pool.Conn(ctx) // owns the settings and the transaction below
 	if err != nil {
 		return false, err
 	}

@@ -5,8 +5,10 @@ import (
 	"syscall"
 )
 
-// A child notices the end of its stdin, but not while it is frozen. On Linux the kernel kills it with its parent; more exactly
-// with the thread that started it, so main, which starts them all, stays on the main thread.
+// A child notices the end of its stdin, but not while the child is frozen. On
+// Linux the kernel kills a child with its parent, or more exactly with the
+// thread that started the child. So main, which starts all children, stays on
+// the main thread.
 func init() {
 	runtime.LockOSThread()
 	childAttributes = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

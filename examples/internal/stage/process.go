@@ -10,10 +10,12 @@ import (
 	"syscall"
 )
 
-// childAttributes are those of every child's process; nil where the system has nothing to add.
+// childAttributes are the attributes of every child's process. nil if the
+// system has nothing to add.
 var childAttributes *syscall.SysProcAttr
 
-// A Process is a child as its parent sees it. N is what the play notes about it. Like its cast, it belongs to one goroutine.
+// A Process is a child as its parent sees it. N is the type of the play's notes
+// about the child. Like its Cast, a Process belongs to one goroutine.
 type Process[N any] struct {
 	Name  string
 	Notes N
@@ -22,18 +24,19 @@ type Process[N any] struct {
 	log  *tail
 	done chan struct{} // closed when the process is gone
 
-	goodbye string // how it will exit; empty until it was told to
+	goodbye string // how the process will exit. Empty until told to exit
 	gone    bool
 	frozen  bool
 }
 
-// How a process that was told to exit does.
+// How a process exits when told to.
 const (
 	byItself = "exit status 0"
 	bySignal = "signal: killed"
 )
 
-// run starts this program again, which is a child by the variable env. Its output is to be read to the end before wait is called.
+// run starts this program again. The variable env makes the new process a
+// child. Read its output to the end before you call wait.
 func (p *Process[N]) run(env string) (stdin io.Writer, stdout io.Reader, err error) {
 	program, err := os.Executable()
 	if err != nil {
@@ -90,16 +93,16 @@ func (p *Process[N]) signalled(what string, err error) error {
 	return nil
 }
 
-// Gone reports whether the end of the process was heard of.
+// Gone reports whether the parent has heard of the process's end.
 func (p *Process[N]) Gone() bool { return p.gone }
 
 // Leaving reports whether the process was told to exit, or has exited.
 func (p *Process[N]) Leaving() bool { return p.gone || p.goodbye != "" }
 
-// Frozen reports whether the process was frozen, and not woken.
+// Frozen reports whether the process was frozen, and not woken since.
 func (p *Process[N]) Frozen() bool { return p.frozen }
 
-// A tail keeps the end of what is written to it, in case that it explains a failure.
+// A tail keeps the end of its input, in case the end explains a failure.
 type tail struct {
 	also io.Writer // if not nil
 

@@ -1,6 +1,8 @@
-// Package stage is what the examples have in common. Each of them is a play: a program starts itself several times, as children that share
-// nothing but a database, does something to them, and tells what comes of it. What the children do, the scenes, and the judgement of what was
-// written are the example's own.
+// Package stage is the common part of the examples. Each example is a play. A
+// program starts itself several times, as children that share only a database.
+// Then the program does something to the children, and tells the outcome. The
+// work of the children, the scenes, and the judgement of the written data are
+// the example's own.
 package stage
 
 import (
@@ -18,26 +20,28 @@ import (
 	"gorm.io/gorm"
 )
 
-// A Program is an example. All fields but Flags are needed.
+// A Program is an example. All fields except Flags are needed.
 type Program struct {
-	Name  string // of the command; also begins the names of the tables and of the temporary directory
-	Actor string // what a child is called
+	// The command's name. Names of the tables and of the temporary directory
+	// begin with it.
+	Name  string
+	Actor string // the word for a child
 
 	TTL    time.Duration // the default
-	MinTTL time.Duration // below it the machine's own hiccups would be the demonstration
+	MinTTL time.Duration // with a shorter TTL, the machine's own hiccups would be the demonstration
 	Usage  string        // of -ttl
 
-	Flags func(*flag.FlagSet) // adds those that only this program has; may be nil
+	Flags func(*flag.FlagSet) // adds flags that only this program has, or nil
 
 	Open   func(context.Context, Location) (*gorm.DB, error) // connects, in the parent and in every child
 	Create func(context.Context, *gorm.DB) error             // makes the tables
-	Tables func(prefix string) []any                         // their names or models, to drop them by
+	Tables func(prefix string) []any                         // their names or models, to drop them
 
-	Child func(context.Context, *gorm.DB, Settings) error // what a child does, until the context ends
-	Play  func(context.Context, Run) error                // what the parent does; no child may be left when it returns
+	Child func(context.Context, *gorm.DB, Settings) error // the work of a child, until the context ends
+	Play  func(context.Context, Run) error                // the work of the parent. No child may be left at its return
 }
 
-// A Run is what one run of a program plays with.
+// A Run is everything that one run of a program plays with.
 type Run struct {
 	TTL   time.Duration
 	Where Location
@@ -54,7 +58,7 @@ type Scene struct {
 	Play  func(context.Context) error
 }
 
-// Scenes plays one after the other, up to the first that fails.
+// Scenes plays the scenes in order, up to the first failure.
 func (r Run) Scenes(ctx context.Context, scenes []Scene) error {
 	for _, s := range scenes {
 		r.Out.Step(s.Title)
@@ -65,11 +69,12 @@ func (r Run) Scenes(ctx context.Context, scenes []Scene) error {
 	return nil
 }
 
-// Limit is how long anything may take. A takeover takes a TTL, or two if PostgreSQL had to cut off a frozen transaction.
+// Limit is the time allowed for anything. A takeover takes a TTL, or two if
+// PostgreSQL had to cut off a frozen transaction.
 func (r Run) Limit() time.Duration { return 3*r.TTL + 15*time.Second }
 
-// Main runs the program, or one of its children, and exits. The exit status is 0 if everything held, 1 if not, 2 for bad arguments, 130 if
-// interrupted.
+// Main runs the program, or one of its children, and exits. The exit status is
+// 0 if everything held, 1 if not, 2 for bad arguments, 130 if interrupted.
 func (p Program) Main() {
 	if os.Getenv(p.env()) != "" {
 		os.Exit(p.child())
@@ -77,7 +82,8 @@ func (p Program) Main() {
 	os.Exit(p.main(os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// env is the variable that tells the program that it is a child: LEASE_EXAMPLE_FAILOVER_REPLICA, say.
+// env returns the variable that makes the program a child, such as
+// LEASE_EXAMPLE_FAILOVER_REPLICA.
 func (p Program) env() string {
 	return "LEASE_EXAMPLE_" + strings.ToUpper(p.Name+"_"+p.Actor)
 }
@@ -98,7 +104,8 @@ type options struct {
 	dsn string
 }
 
-// parse reads the arguments; what is wrong with them has been written to stderr when it returns an error.
+// parse reads the arguments. If parse returns an error, the error has already
+// been written to stderr.
 func (p Program) parse(args []string, stderr io.Writer) (options, error) {
 	var o options
 	flags := flag.NewFlagSet(p.Name, flag.ContinueOnError)
@@ -129,9 +136,11 @@ func (p Program) check(o options, rest []string) error {
 	return checkDSN(o.dsn)
 }
 
-// demonstrate runs everything, cleans up whatever happened, and returns the exit status.
+// demonstrate runs everything, cleans up whatever happened, and returns the
+// exit status.
 func (p Program) demonstrate(o options, stdout *os.File, stderr io.Writer) int {
-	// SIGPIPE is for `failover | head`: the pipe's end must not stop the clean-up.
+	// SIGPIPE is for `failover | head`: the end of the pipe must not stop the
+	// clean-up.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
 	defer stop()
 
