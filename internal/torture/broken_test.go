@@ -11,11 +11,12 @@ import (
 	"testing"
 )
 
-// An edit of a source file of the package: from must occur in it exactly once.
+// An edit changes a source file of the package. The text from must occur there
+// exactly once.
 type edit struct{ file, from, to string }
 
-// A rule is one that everything else rests on, how it is broken, and what finds
-// that for certain.
+// A rule is a foundation of everything else, with the edits to break it, and
+// the checker that certainly finds the break.
 type rule struct {
 	name     string
 	edits    []edit
@@ -31,7 +32,7 @@ var rules = []rule{
 	{name: "deadline-from-reply", edits: []edit{
 		{"elector.go", "newTenure(ctx, a.term, sent, r.pace.ttl(), r.clock)", "newTenure(ctx, a.term, sent.plus(r.clock().mono-sent.mono), r.pace.ttl(), r.clock)"},
 		{"elector.go", "a.took = answered.mono - sent.mono", "a.sent, a.took = answered, answered.mono-sent.mono"},
-	}, backend: "sqlite", faults: "late-take", replicas: 2, violated: "trust"}, // so that the other one takes over
+	}, backend: "sqlite", faults: "late-take", replicas: 2, violated: "trust"}, // and the other replica takes over
 
 	{name: "inherited-row", edits: []edit{{"elector.go", "holder, until := r.watch.leader()", `if row.live() && row.Holder == r.holder {
 		return newTenure(ctx, Term{Name: r.name, Holder: r.holder, Epoch: row.Epoch}, now, r.pace.ttl(), r.clock), 0, nil
@@ -56,7 +57,7 @@ var rules = []rule{
 	{name: "watch-from-sending", edits: []edit{
 		{"elector.go", "row, err := ask(ctx, r.flight, r.pace.patience(), r.store.poll)", "asked := r.clock()\n\trow, err := ask(ctx, r.flight, r.pace.patience(), r.store.poll)"},
 		{"elector.go", "now := r.clock()\n\tr.watch.note(", "now := asked\n\tr.watch.note("},
-	}, backend: "postgres", faults: "late-step", replicas: 8, violated: "trust"}, // of so many, one polls at the wrong moment
+	}, backend: "postgres", faults: "late-step", replicas: 8, violated: "trust"}, // some poll at the wrong moment
 
 	{name: "believed-age", edits: []edit{{"watch.go", "w.age = min(w.age, pace(w.ttl).belief())", "w.age = min(w.age, w.ttl)"}},
 		backend: "postgres", faults: "back-and-forth", replicas: 8, violated: "trust"},
@@ -69,7 +70,8 @@ var rules = []rule{
 // needsClock reports whether the server's clock must be stepped.
 func (r rule) needsClock() bool { return r.faults == "late-step" || r.faults == "back-and-forth" }
 
-// buildBroken builds the harness on a package in which one rule is broken. The package itself is not touched: see go help build, -overlay.
+// buildBroken builds the harness on a package with a broken rule. The package
+// itself stays as it is: see -overlay in go help build.
 func buildBroken(t *testing.T, r rule) (program string) {
 	t.Helper()
 	dir, root := t.TempDir(), "../.."

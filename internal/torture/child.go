@@ -24,15 +24,15 @@ import (
 	"github.com/sqllease/lease/internal/torture/history"
 )
 
-// childEnv tells the program that it is a child, and carries its settings.
+// childEnv makes the program a child, and carries the child's settings.
 const childEnv = "LEASE_TORTURE_CHILD"
 
-// settings is what a child is told by the conductor.
+// settings are the conductor's settings for a child.
 type settings struct {
 	Role    string // "replica", "worker" or "client"
 	Name    string // "r1"
 	Life    int    // counts the processes of that name
-	Holder  string // of a replica; several may share one
+	Holder  string // of a replica. Several may share a holder
 	Dir     string // for the record
 	Backend string
 	DSN     string
@@ -41,11 +41,11 @@ type settings struct {
 	Seed    uint64
 }
 
-// A child is one process under torture.
+// A child is a process under torture.
 type child struct {
 	settings
 	db     *gorm.DB
-	past   *gorm.DB // nil until it is needed
+	past   *gorm.DB // nil until needed
 	record *history.Recorder
 	random *rand.Rand
 	log    *slog.Logger
@@ -53,7 +53,7 @@ type child struct {
 	trips  int   // transactions interrupted so far
 
 	mu    sync.Mutex               // guards the fields below
-	flags map[string]time.Duration // what the conductor asked for, until it is taken up
+	flags map[string]time.Duration // the conductor's orders, until followed or forgotten
 }
 
 // childMain runs a child until it is told to stop.
@@ -90,7 +90,7 @@ func (c *child) open() error {
 	return err
 }
 
-// openDatabase opens a handle whose pool is small, so that it can be exhausted.
+// openDatabase opens a handle with a small pool. Such a pool can be exhausted.
 func openDatabase(backend, dsn string) (*gorm.DB, error) {
 	dialector := sqlite.Open(dsn)
 	if backend == "postgres" {
@@ -109,7 +109,8 @@ func openDatabase(backend, dsn string) (*gorm.DB, error) {
 	return db, nil
 }
 
-// obey takes the conductor's orders from stdin: a name and a duration a line. The end of stdin is the end of the conductor.
+// obey takes the conductor's orders from stdin. A line has a name and a
+// duration. stdin ends when the conductor ends, and then obey ends the process.
 func (c *child) obey() {
 	lines := bufio.NewScanner(os.Stdin)
 	for lines.Scan() {
@@ -130,7 +131,7 @@ func (c *child) obey() {
 	os.Exit(1)
 }
 
-// told takes up an order, if there is one.
+// told takes up an order, if there is such an order.
 func (c *child) told(order string) (time.Duration, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -139,7 +140,8 @@ func (c *child) told(order string) (time.Duration, bool) {
 	return d, ok
 }
 
-// hold stays where it is called, in the middle of a fenced transaction, so that the conductor can freeze it there.
+// hold pauses in the middle of a fenced transaction, where the conductor can
+// freeze the process.
 func (c *child) hold() {
 	if d, ok := c.told("hold"); ok {
 		fmt.Println("holding")
@@ -147,9 +149,9 @@ func (c *child) hold() {
 	}
 }
 
-// interrupt carries out a statement that ends the transaction by itself, and
-// ignores its error, as careless work does. The statement fails in one of two
-// ways, in turns.
+// interrupt runs a statement that ends the transaction by itself, and ignores
+// the statement's error, as careless work does. The statement fails in one of
+// two ways, in turns.
 func (c *child) interrupt(tx *gorm.DB) {
 	if _, ok := c.told("interrupt"); !ok {
 		return
@@ -161,16 +163,16 @@ func (c *child) interrupt(tx *gorm.DB) {
 WITH RECURSIVE n (i) AS (SELECT 2 UNION ALL SELECT i + 1 FROM n WHERE i < 2000000) SELECT i FROM n`)
 		return
 	}
-	insert := "INSERT INTO torture_trips (id) VALUES (1)" // which is there
+	insert := "INSERT INTO torture_trips (id) VALUES (1)" // the row exists already
 	if c.Backend == "sqlite" {
 		insert = "INSERT OR ROLLBACK" + strings.TrimPrefix(insert, "INSERT")
 	}
 	tx.Exec(insert)
 }
 
-// holdResult stays in the middle of a result that is too large for any buffer
-// on the way, so that the server waits for this process, which the conductor
-// may freeze there.
+// holdResult pauses in the middle of a result that is too large for any buffer
+// on the way. The server then waits for this process, and the conductor may
+// freeze the process there.
 func (c *child) holdResult(tx *gorm.DB, d time.Duration) {
 	rows, err := tx.Raw("SELECT repeat('x', 1000000) FROM generate_series(1, 100)").Rows()
 	if err != nil {
@@ -184,19 +186,21 @@ func (c *child) holdResult(tx *gorm.DB, d time.Duration) {
 	pause(context.Background(), d)
 }
 
-// direct is a handle past the proxy, which takes in whatever the server sends.
+// direct returns a handle past the proxy, because the proxy takes in whatever
+// the server sends.
 func (c *child) direct() *gorm.DB {
 	if c.past == nil {
 		db, err := openDatabase(c.Backend, c.Direct)
 		if err != nil {
-			panic(err) // it sent nothing yet
+			panic(err) // not the connection's error: nothing was sent yet
 		}
 		c.past = db
 	}
 	return c.past
 }
 
-// asked tells of an order that stands until it is forgotten.
+// asked returns an order without taking it up. The order stands until the
+// conductor says forget.
 func (c *child) asked(order string) (time.Duration, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -204,24 +208,24 @@ func (c *child) asked(order string) (time.Duration, bool) {
 	return d, ok
 }
 
-// clockStep is how far the conductor has set this process's wall clock.
+// clockStep returns how far the conductor has set this process's wall clock.
 func (c *child) clockStep() time.Duration {
 	d, _ := c.asked("clock")
 	return d
 }
 
-// next numbers a write.
+// next returns the number of the next write.
 func (c *child) next() int64 {
 	c.seq++
 	return c.seq
 }
 
-// between is a random duration.
+// between returns a random duration.
 func (c *child) between(least, most time.Duration) time.Duration {
 	return least + time.Duration(c.random.Int64N(int64(most-least)))
 }
 
-// pause waits, or until ctx ends.
+// pause waits for d, or until ctx ends.
 func pause(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():

@@ -12,8 +12,10 @@ import (
 	"github.com/sqllease/lease/internal/torture/history"
 )
 
-// client takes, releases and looks at leases by hand, by its own clock, until ctx ends. All clients go on to other leases now and then, together,
-// since a history with many operations of unknown outcome cannot be checked in this world's time.
+// client takes, releases and finds leases by hand, by its own clock, until ctx
+// ends. Now and then all clients go on to other leases, together. Otherwise a
+// history would have too many operations of unknown outcome to be checked in a
+// reasonable time.
 func (c *child) client(ctx context.Context) error {
 	for ctx.Err() == nil {
 		name := fmt.Sprintf("hand-%d-%d", history.Now()/int64(2*c.TTL), c.random.IntN(2))
@@ -38,7 +40,7 @@ func (c *child) client(ctx context.Context) error {
 	return nil
 }
 
-// carryOut carries an operation out, and notes what came of it.
+// carryOut carries an operation out, and notes the outcome.
 func (c *child) carryOut(name string, op *history.Op) (err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), c.between(c.TTL/4, 2*c.TTL))
 	defer cancel()

@@ -15,12 +15,12 @@ import (
 	"github.com/sqllease/lease/internal/torture/history"
 )
 
-// A conductor starts everything, lets faults befall it, and judges.
+// A conductor starts everything, injects faults, and judges.
 type conductor struct {
 	options
 	*database
 	t         testing.TB
-	ctx       context.Context // ends when somebody interrupts
+	ctx       context.Context // ends at an interrupt
 	dir       string
 	keep      bool // dir is worth keeping
 	record    *history.Recorder
@@ -28,13 +28,13 @@ type conductor struct {
 
 	mu       sync.Mutex // guards the fields below
 	random   *rand.Rand
-	failures []string  // what no checker sees: a process that ended by itself, say
-	startsAt time.Time // no process starts before
-	dbBusy   bool      // a fault has the database, and what is below
-	hush     bool      // no fault may befall a replica
+	failures []string  // failures that no checker sees, such as a process that ended by itself
+	startsAt time.Time // before then, no process starts
+	dbBusy   bool      // a fault has the database, and the fields below
+	hush     bool      // no fault may strike a replica
 	faults   int64     // begun so far
 
-	offset, farthest time.Duration // of the database's clock, now and at its most
+	offset, farthest time.Duration // of the database's clock, now and at its highest
 }
 
 func newConductor(ctx context.Context, t testing.TB, o options) *conductor {
@@ -63,7 +63,8 @@ func newConductor(ctx context.Context, t testing.TB, o options) *conductor {
 	return c
 }
 
-// cast makes the processes, which are not started yet. The first two of several replicas share a holder, as a careless deployment might have it.
+// cast makes the processes, but does not start them. The first two of several
+// replicas share a holder, as in a careless deployment.
 func (c *conductor) cast() {
 	add := func(role, name, holder string) {
 		p := &process{settings: settings{
@@ -113,7 +114,8 @@ func (c *conductor) run() bool {
 	return c.judge(complete)
 }
 
-// inject lets faults befall the processes and the database until ctx ends, several at a time, and waits until the last is over.
+// inject lets faults strike the processes and the database until ctx ends,
+// several at a time, and blocks until the last fault is over.
 func (c *conductor) inject(ctx context.Context) {
 	var active sync.WaitGroup
 	defer active.Wait()
@@ -134,7 +136,8 @@ func (c *conductor) inject(ctx context.Context) {
 	}
 }
 
-// befall is one fault, from its beginning to its end. It does not heed the end of the play: what it has begun it ends.
+// befall runs a fault from its beginning to its end. It ignores the end of the
+// play, because a fault that has begun must end.
 func (c *conductor) befall(k kind, p *process) {
 	target := "database"
 	if p != nil {
@@ -160,7 +163,7 @@ func (c *conductor) befall(k kind, p *process) {
 	k.befall(c, c.ctx, p)
 }
 
-// within records what is a part of another fault.
+// within records a part of another fault.
 func (c *conductor) within(name, target string, blocks bool, befall func()) {
 	c.mu.Lock()
 	c.faults++
@@ -172,7 +175,8 @@ func (c *conductor) within(name, target string, blocks bool, befall func()) {
 	c.record.Record(e)
 }
 
-// seizeTarget finds somebody whom the fault can befall now. One replica at least is always left alone.
+// seizeTarget finds a target for the fault. At least one replica is always left
+// alone.
 func (c *conductor) seizeTarget(ctx context.Context, k kind) (*process, bool) {
 	if k.on == onDatabase {
 		c.mu.Lock()
@@ -214,7 +218,9 @@ func (c *conductor) seizeTarget(ctx context.Context, k kind) (*process, bool) {
 	return p, p.seize()
 }
 
-// calmly lets no fault befall a replica, waits until all have watched the lease for a while, and then does something. It gives up after a while.
+// calmly waits until no fault has a replica and all replicas have watched the
+// lease for a while, and then calls do. Meanwhile no fault may strike a
+// replica. If the calm does not come, calmly gives up after 12 TTLs.
 func (c *conductor) calmly(ctx context.Context, do func()) {
 	hush := func(on bool) {
 		c.mu.Lock()
@@ -232,14 +238,14 @@ func (c *conductor) calmly(ctx context.Context, do func()) {
 	do()
 }
 
-// tell gives an order to the leader, and takes it back if it has not been followed in a while.
+// tell gives an order to a process, and takes the order back after a TTL.
 func (c *conductor) tell(ctx context.Context, p *process, order string, d time.Duration) {
 	p.order(order, d)
 	pause(ctx, c.ttl)
 	p.order("forget", 0)
 }
 
-// restart begins a life of a process, as soon as processes may start.
+// restart begins a new life of a process, as soon as processes may start.
 func (c *conductor) restart(ctx context.Context, p *process) {
 	c.mu.Lock()
 	wait := time.Until(c.startsAt)
@@ -260,7 +266,7 @@ func (c *conductor) noStarts(d time.Duration) {
 	c.startsAt = time.Now().Add(d)
 }
 
-// supply keeps the workers in items until ctx ends.
+// supply keeps the workers supplied with items until ctx ends.
 func (c *conductor) supply(ctx context.Context) {
 	made := 0
 	for ctx.Err() == nil {
@@ -271,12 +277,14 @@ func (c *conductor) supply(ctx context.Context) {
 	}
 }
 
-// drain waits until every item is done, now that nothing disturbs the workers.
+// drain waits until every item is done. Nothing disturbs the workers any more.
 func (c *conductor) drain() bool {
 	if c.workers == 0 {
 		return true
 	}
-	if c.server != nil && c.clock { // an item whose worker died while that clock was ahead is claimed until it has caught up
+	// An item whose worker died while the clock was ahead stays claimed until
+	// the clock has caught up.
+	if c.server != nil && c.clock {
 		c.setClock(c.farthest)
 	}
 	ctx, cancel := context.WithTimeout(c.ctx, 60*c.ttl+30*time.Second)
@@ -316,21 +324,21 @@ func (c *conductor) end() {
 	}
 }
 
-// between is a random duration, in TTLs.
+// between returns a random duration. The bounds are in TTLs.
 func (c *conductor) between(least, most float64) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return time.Duration((least + c.random.Float64()*(most-least)) * float64(c.ttl))
 }
 
-// pick is a random number below n.
+// pick returns a random number below n.
 func (c *conductor) pick(n int) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.random.IntN(n)
 }
 
-// fail notes what no checker can see.
+// fail notes a failure that no checker can see.
 func (c *conductor) fail(format string, args ...any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -19,14 +19,14 @@ import (
 	"github.com/sqllease/lease/internal/torture/history"
 )
 
-// A database is the one that all processes share.
+// A database is the database that all processes share.
 type database struct {
 	backend string
 	dsn     string           // the conductor's, past all proxies
 	db      *gorm.DB         // the conductor's
-	server  *dbtest.Server   // nil unless it is the conductor's own Postgres
+	server  *dbtest.Server   // the conductor's own Postgres, or nil
 	where   *dbtest.Database // nil for SQLite and with -dsn
-	clock   bool             // the server's can be stepped
+	clock   bool             // the server's clock can be stepped
 }
 
 // openBackend makes an empty database.
@@ -62,7 +62,9 @@ func openBackend(ctx context.Context, t testing.TB, o options, dir string) *data
 	return d
 }
 
-// borrow makes sure that somebody else's database has nothing that this program makes, and removes that at the end.
+// borrow checks that somebody else's database has none of this program's
+// tables. At the end, borrow removes the program's tables and its replication
+// slot.
 func (d *database) borrow(ctx context.Context, t testing.TB) {
 	tables := []string{"leases", "lease_items", "torture_writes", "torture_effects", "torture_trips"}
 	for _, table := range tables {
@@ -89,7 +91,7 @@ func (d *database) create(ctx context.Context) error {
 	script := []string{
 		"CREATE TABLE torture_writes (id INTEGER PRIMARY KEY AUTOINCREMENT, epoch BIGINT, proc TEXT, seq BIGINT, part BIGINT, began BIGINT, expires BIGINT)",
 		"CREATE TABLE torture_leases (id INTEGER PRIMARY KEY AUTOINCREMENT, epoch BIGINT, holder TEXT, renewed BIGINT, expires BIGINT)",
-		// A fence writes the row as it is.
+		// A fence writes the row unchanged. Such writes are not recorded.
 		`CREATE TRIGGER torture_lease AFTER UPDATE ON leases
 WHEN new.name = '` + theLease + `' AND (new.epoch, new.holder, new.renewed_at, new.expires_at) <> (old.epoch, old.holder, old.renewed_at, old.expires_at)
 BEGIN INSERT INTO torture_leases (epoch, holder, renewed, expires) VALUES (new.epoch, new.holder, new.renewed_at, new.expires_at); END`,
@@ -113,7 +115,8 @@ BEGIN INSERT INTO torture_leases (epoch, holder, renewed, expires) VALUES (new.e
 	return nil
 }
 
-// via is the DSN of a child, through its proxy if there is one.
+// via returns the DSN of a child, through the child's proxy if there is a
+// proxy.
 func (d *database) via(p *faultproxy.Proxy) string {
 	if p == nil {
 		return d.dsn
@@ -121,7 +124,7 @@ func (d *database) via(p *faultproxy.Proxy) string {
 	return d.where.DSNVia(p.Addr())
 }
 
-// direct is the DSN of a child past its proxy, over TCP where there is a
+// direct returns the DSN of a child past its proxy, over TCP where there is a
 // choice.
 func (d *database) direct() string {
 	if !proxied(d) {
@@ -130,7 +133,7 @@ func (d *database) direct() string {
 	return d.where.DSNVia(d.where.Addr())
 }
 
-// leader names the holder of the lease, or nobody.
+// leader returns the holder of the lease, or "".
 func (d *database) leader(ctx context.Context) string {
 	ctx, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
 	defer cancel()
@@ -141,8 +144,8 @@ func (d *database) leader(ctx context.Context) string {
 	return s.Holder
 }
 
-// renewal waits for the next one, for two seconds at most, and reports whether
-// there was one.
+// renewal waits for the next renewal, for up to two seconds, and reports
+// whether the renewal came.
 func (d *database) renewal(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
@@ -157,11 +160,11 @@ func (d *database) renewal(ctx context.Context) bool {
 	return false
 }
 
-// lock keeps everyone from the lease while it waits: by a row lock of another
-// session, or by SQLite's file lock. In the end it rolls back, or commits the
-// row as it was.
+// lock keeps everyone from the lease while wait runs: by a row lock of another
+// session, or by SQLite's file lock. In the end lock rolls back, or commits the
+// row unchanged.
 func (d *database) lock(ctx context.Context, commit bool, wait func()) error {
-	statement := "UPDATE leases SET epoch = epoch WHERE name = ?" // which takes either lock
+	statement := "UPDATE leases SET epoch = epoch WHERE name = ?" // takes either lock
 	err := d.db.WithContext(ctx).Transaction(func(tx *gorm.DB) error {
 		if err := tx.Exec(statement, theLease).Error; err != nil {
 			return err
@@ -180,12 +183,14 @@ func (d *database) lock(ctx context.Context, commit bool, wait func()) error {
 
 var errRollBack = errors.New("roll back")
 
-// produce keeps so many items that are not done, and reports how many it added.
+// produce adds items until wanted items are not done. It counts the added items
+// in made.
 func (d *database) produce(ctx context.Context, wanted int, made *int) error {
 	open, err := d.undone(ctx)
 	for ; err == nil && open < wanted; open++ {
 		err = lease.Create(ctx, d.db, lease.Item{Key: fmt.Sprintf("item-%05d", *made)})
-		if err == nil || errors.Is(err, gorm.ErrDuplicatedKey) { // its reply was lost
+		// A duplicate is an item whose reply was lost.
+		if err == nil || errors.Is(err, gorm.ErrDuplicatedKey) {
 			*made++
 			err = nil
 		}
@@ -199,7 +204,7 @@ func (d *database) undone(ctx context.Context) (int, error) {
 	return int(n), err
 }
 
-// collect reads what was committed.
+// collect reads the committed data.
 func (d *database) collect(ctx context.Context, r *history.Run) error {
 	db := d.db.WithContext(ctx)
 	var items []lease.Item
@@ -232,7 +237,8 @@ func (d *database) collect(ctx context.Context, r *history.Run) error {
 	return collectPostgres(db, r)
 }
 
-// collectSQLite reads what was written in the order of the commits: SQLite has one writer at a time, and numbers the rows.
+// collectSQLite reads the writes in the order of the commits. SQLite has one
+// writer at a time, and numbers the rows.
 func collectSQLite(db *gorm.DB, r *history.Run) error {
 	if err := db.Raw("SELECT epoch, proc, seq, part, began, expires FROM torture_writes ORDER BY id").Scan(&r.Writes).Error; err != nil {
 		return err
@@ -255,7 +261,7 @@ func collectSQLite(db *gorm.DB, r *history.Run) error {
 	return rows.Err()
 }
 
-// What the plug-in test_decoding says of a row.
+// The form of a row in the output of the plug-in test_decoding.
 var (
 	decodedWrite = regexp.MustCompile(`^table public\.torture_writes: INSERT: epoch\[bigint\]:(\d+) proc\[text\]:'(\w+)' seq\[bigint\]:(\d+) part\[bigint\]:(\d+) ` +
 		`began\[bigint\]:(\d+) expires\[bigint\]:(\d+)$`)
@@ -264,7 +270,8 @@ var (
 	decodedSave = regexp.MustCompile(`^table public\.lease_items: UPDATE: key\[character varying\]:'([\w-]+)' payload\[jsonb\]:'\{"seq": (\d+), "epoch": (\d+)\}'`)
 )
 
-// collectPostgres reads what was written in the order of the commits, from the write-ahead log.
+// collectPostgres reads the writes in the order of the commits, from the
+// write-ahead log.
 func collectPostgres(db *gorm.DB, r *history.Run) error {
 	rows, err := db.Raw(`SELECT data FROM pg_logical_slot_get_changes('torture', NULL, NULL)
 WHERE data LIKE 'table public.torture_writes: INSERT%' OR data LIKE 'table public.lease_items: UPDATE%'
@@ -274,7 +281,7 @@ OR data LIKE 'table public.leases: UPDATE: name[character varying]:''` + theLeas
 	}
 	defer rows.Close()
 	number := func(s string) int64 {
-		n, _ := strconv.ParseInt(s, 10, 64) // \d+
+		n, _ := strconv.ParseInt(s, 10, 64) // never fails for \d+
 		return n
 	}
 	for rows.Next() {

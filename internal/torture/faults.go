@@ -15,25 +15,25 @@ import (
 
 const (
 	onProcess  = "process"  // any
-	onReplica  = "replica"  // any of those
+	onReplica  = "replica"  // any replica
 	onLeader   = "leader"   // the replica that leads
-	onStandby  = "standby"  // one that does not
+	onStandby  = "standby"  // a replica without the lease
 	onWriter   = "writer"   // the replica that leads, or a worker
-	onDatabase = "database" // of which there is one
+	onDatabase = "database" // the only one
 )
 
-// A kind is a fault as the table below has it.
+// A kind is a fault, as in the table below.
 type kind struct {
 	name   string
 	does   string // for people
 	on     string
 	weight int
 	needs  need
-	blocks need // what makes it keep everyone from the lease
+	blocks need // on such databases, the fault keeps everyone from the lease
 	befall func(c *conductor, ctx context.Context, p *process)
 }
 
-// A need is what of a database.
+// A need is a condition on the database.
 type need func(d *database) bool
 
 func always(*database) bool       { return true }
@@ -43,10 +43,11 @@ func proxied(d *database) bool    { return d.where != nil }
 func served(d *database) bool     { return d.server != nil }
 func clocked(d *database) bool    { return d.server != nil && d.clock }
 
-// kinds is every fault that there is.
+// kinds lists every fault.
 var kinds = []kind{
 	{"kill", "SIGKILL, and a restart", onProcess, 12, always, never, kill},
-	{"freeze", "SIGSTOP for longer than a TTL, then SIGCONT", onProcess, 12, always, sqliteOnly, freeze}, // perhaps with SQLite's lock in hand
+	// The process may hold SQLite's lock.
+	{"freeze", "SIGSTOP for longer than a TTL, then SIGCONT", onProcess, 12, always, sqliteOnly, freeze},
 	{"stop", "SIGTERM with work in progress, and a restart", onProcess, 8, always, never, stopPolitely},
 	{"resign", "the leader resigns, with work that takes a while to end", onLeader, 6, always, never, resign},
 	{"return", "the leader's work returns by itself", onLeader, 2, always, never, told("return", 0, 0)},
@@ -83,7 +84,7 @@ func faultNames() (names []string) {
 	return names
 }
 
-// describeFaults says what each does.
+// describeFaults prints the effect of each fault.
 func describeFaults(w io.Writer) {
 	fmt.Fprintln(w, "\nFaults, on replicas (r1, r2, ...), workers (w1, ...), clients (c1, ...) and the database; some are Postgres' only:")
 	for _, k := range kinds {
@@ -119,7 +120,7 @@ func (c *conductor) freezeFor(ctx context.Context, p *process, d time.Duration) 
 	p.signal(sigContinue, false)
 }
 
-// told gives the leader an order, for so many TTLs.
+// told gives the leader an order, with a random duration in TTLs.
 func told(order string, least, most float64) func(*conductor, context.Context, *process) {
 	return func(c *conductor, ctx context.Context, p *process) { c.tell(ctx, p, order, c.between(least, most)) }
 }
@@ -130,9 +131,8 @@ func resign(c *conductor, ctx context.Context, p *process) {
 	c.tell(ctx, p, "resign", 0)
 }
 
-// freezeInTransaction freezes a process that has fenced itself, and has
-// written. Mostly the process wakes just before the server would end its
-// session, and commits.
+// freezeInTransaction freezes a process after its fence and its write. Mostly
+// the process wakes just before the server would end its session, and commits.
 func freezeInTransaction(c *conductor, ctx context.Context, p *process) {
 	lasts := c.between(0.88, 0.97)
 	if c.pick(3) == 0 {
@@ -158,15 +158,16 @@ func freezeInResult(c *conductor, ctx context.Context, p *process) {
 	p.order("forget", 0)
 }
 
-// interrupt makes statements fail in fenced transactions, in such a way that
-// the database ends the transaction.
+// interrupt makes statements fail in fenced transactions. The database then
+// ends the transaction.
 func interrupt(c *conductor, ctx context.Context, p *process) {
 	for range 3 {
 		c.tell(ctx, p, "interrupt", 0)
 	}
 }
 
-// overrun makes work go on after its context has ended, which it does since the process is cut off, or frozen.
+// overrun lets work continue after the end of its context. The context ends
+// because the process is cut off, or frozen.
 func overrun(c *conductor, ctx context.Context, p *process) {
 	lasts := c.between(0.3, 1.5)
 	p.order("overrun", lasts)
@@ -181,7 +182,8 @@ func overrun(c *conductor, ctx context.Context, p *process) {
 	p.order("forget", 0)
 }
 
-// lateReplies makes a replica's polls and renewals slow, on the way there or back, though not so slow that it gives them up.
+// lateReplies makes a replica's polls and renewals slow, on the way there or
+// back. The replica still waits for the answers.
 func lateReplies(c *conductor, ctx context.Context, p *process) {
 	p.order([]string{"slow-poll", "late-poll"}[c.pick(2)], c.between(0.1, 0.32))
 	p.order([]string{"slow-renew", "late-renew"}[c.pick(2)], c.between(0.1, 0.32))
@@ -189,8 +191,9 @@ func lateReplies(c *conductor, ctx context.Context, p *process) {
 	p.order("forget", 0)
 }
 
-// lateTake makes the answer to a standby's next takeover late, and then cuts it off, or freezes it: it must not trust what it heard for longer
-// than the row bears it out.
+// lateTake delays the answer to a standby's next takeover, and then cuts the
+// standby off, or freezes it. The standby must not trust the late answer for
+// longer than the row bears it out.
 func lateTake(c *conductor, ctx context.Context, p *process) {
 	late := c.between(0.5, 0.63)
 	p.order("late-take", late)
@@ -214,7 +217,7 @@ func lateTake(c *conductor, ctx context.Context, p *process) {
 	}
 }
 
-// wallClock sets the wall clock of a process, and sets it right again.
+// wallClock sets the wall clock of a process wrong, and later right again.
 func wallClock(c *conductor, ctx context.Context, p *process) {
 	steps := []time.Duration{-time.Hour, -c.ttl, -c.ttl / 3, c.ttl / 4, c.ttl, 10 * c.ttl, 24 * time.Hour}
 	p.order("clock", steps[c.pick(len(steps))])
@@ -222,7 +225,7 @@ func wallClock(c *conductor, ctx context.Context, p *process) {
 	p.order("clock", 0)
 }
 
-// proxyFault does something to the connections of a process.
+// proxyFault changes the connections of a process for a while.
 func proxyFault(what func(c *conductor, p *process)) func(*conductor, context.Context, *process) {
 	return func(c *conductor, ctx context.Context, p *process) {
 		what(c, p)
@@ -245,7 +248,7 @@ func freezeDatabase(c *conductor, ctx context.Context, _ *process) {
 	c.server.Thaw(c.t)
 }
 
-// setClock sets the database's clock to the machine's and so much more.
+// setClock sets the database's clock to the machine's plus offset.
 func (c *conductor) setClock(offset time.Duration) {
 	e := history.Event{Kind: history.Stepped, At: history.Now(), Offset: offset.Microseconds()}
 	c.offset, c.farthest = offset, max(c.farthest, offset)
@@ -254,9 +257,9 @@ func (c *conductor) setClock(offset time.Duration) {
 	c.record.Record(e)
 }
 
-// calmed is a fault that is for calm times. A process that starts right after a
-// step of the clock can take a lease that is still live, as the package says.
-// So none does meanwhile, nor for a while.
+// calmed makes a fault for calm times. A process that starts right after a step
+// of the clock can take a lease that is still live, as the package says. So no
+// process starts during the fault, and for a while after it.
 func calmed(befall func(c *conductor, ctx context.Context)) func(*conductor, context.Context, *process) {
 	return func(c *conductor, ctx context.Context, _ *process) {
 		c.calmly(ctx, func() {
@@ -277,8 +280,8 @@ func stepClock(c *conductor, ctx context.Context, _ *process) {
 	pause(ctx, 3*c.ttl)
 }
 
-// leading does something to each replica that leads. Of two that share a
-// holder, either may lead.
+// leading calls do for each replica that leads. If two share a holder, either
+// may lead, and do is called for both.
 func (c *conductor) leading(ctx context.Context, do func(p *process)) {
 	leader := c.leader(ctx)
 	for _, p := range c.campaigners() {
@@ -288,7 +291,7 @@ func (c *conductor) leading(ctx context.Context, do func(p *process)) {
 	}
 }
 
-// campaigners are the processes that campaign.
+// campaigners returns the processes that campaign.
 func (c *conductor) campaigners() []*process {
 	return slices.DeleteFunc(slices.Clone(c.processes), func(p *process) bool { return p.Role != "replica" })
 }
@@ -307,8 +310,9 @@ func (c *conductor) cutOff(ctx context.Context, lasts time.Duration) {
 }
 
 // lateStep steps the clock forward while polls are under way that were sent
-// before the last renewal, and cuts the leader off. A standby that counts from
-// its poll's sending takes the lease before the leader's trust has ended.
+// before the last renewal. Then lateStep cuts the leader off. A standby that
+// counts from the sending of its poll takes the lease before the leader's trust
+// has ended.
 func lateStep(c *conductor, ctx context.Context) {
 	for _, p := range c.campaigners() {
 		p.order("slow-poll", c.ttl*3/10)
@@ -326,8 +330,8 @@ func lateStep(c *conductor, ctx context.Context) {
 }
 
 // backAndForth steps the clock back right before a renewal, and forth again
-// right after it, several times in a row. Most standbys see nothing of it but
-// the row: one that was renewed long ago by a clock that never moved.
+// right after it, several times in a row. Most standbys see only the row, and
+// the row looks as if it was renewed long ago by a clock that never moved.
 func backAndForth(c *conductor, ctx context.Context) {
 	steps := []time.Duration{c.ttl / 3, c.ttl * 2 / 3, c.ttl, 2 * c.ttl, time.Hour}
 	right, back := c.offset, steps[c.pick(len(steps))]
@@ -356,9 +360,9 @@ func (c *conductor) noteLock(ctx context.Context, err error) {
 	}
 }
 
-// lockRenewals locks the lease's row right before a renewal is due, for so long
-// that others are sent after it. If the row is then written, though as it was,
-// they land in any order.
+// lockRenewals locks the lease's row right before a renewal is due, until
+// further renewals have been sent. If the row is then written, even unchanged,
+// the renewals land in any order.
 func lockRenewals(c *conductor, ctx context.Context, p *process) {
 	step := clocked(c.database) && c.pick(2) == 0
 	queue := func(c *conductor, ctx context.Context) {
@@ -386,8 +390,8 @@ func lockRenewals(c *conductor, ctx context.Context, p *process) {
 	queue(c, ctx)
 }
 
-// expire lets the lease expire while nobody takes it, and work goes on that
-// wants to write. A renewal and a take are given up before they are sent.
+// expire lets the lease expire while nobody takes the lease, and work goes on
+// and tries to write. Renewals and takes are given up before they are sent.
 func expire(c *conductor, ctx context.Context, _ *process) {
 	c.leading(ctx, func(p *process) {
 		p.order("overrun", c.between(0.7, 1.5))
@@ -402,7 +406,7 @@ func expire(c *conductor, ctx context.Context, _ *process) {
 	}
 }
 
-// chance picks from a list by weight.
+// chance picks a fault from a list, by weight.
 func chance(r *rand.Rand, list []kind) kind {
 	total := 0
 	for _, k := range list {

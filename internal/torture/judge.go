@@ -14,7 +14,7 @@ import (
 	"github.com/sqllease/lease/internal/torture/report"
 )
 
-// watch shows how it goes until ctx ends.
+// watch shows the progress until ctx ends.
 func (c *conductor) watch(ctx context.Context) {
 	progress := report.Progress{TTL: c.ttl}
 	tick := time.NewTicker(200 * time.Millisecond)
@@ -33,7 +33,7 @@ func (c *conductor) watch(ctx context.Context) {
 	progress.Done(os.Stdout)
 }
 
-// judge checks all that was recorded and committed, and shows it.
+// judge checks everything in the record and the database, and shows the result.
 func (c *conductor) judge(complete bool) bool {
 	ctx, cancel := context.WithTimeout(c.ctx, 2*time.Minute)
 	defer cancel()
@@ -71,7 +71,7 @@ func (c *conductor) judge(complete bool) bool {
 	return true
 }
 
-// draw leaves the summary and the picture beside the record.
+// draw writes the summary and the picture into the record's directory.
 func (c *conductor) draw(r history.Run, o report.Options) error {
 	summary, err := os.Create(filepath.Join(c.dir, "summary.txt"))
 	if err != nil {
@@ -86,13 +86,14 @@ func (c *conductor) draw(r history.Run, o report.Options) error {
 	return cmp.Or(report.Summary(summary, r, o), report.Picture(picture, r, o), summary.Close(), picture.Close())
 }
 
-// again is the command that repeats the run, as far as chance allows: the seed decides what is done, not how fast.
+// again returns the command that repeats the run, as far as chance allows. The
+// seed decides the actions, but not their speed.
 func (c *conductor) again() string {
 	return fmt.Sprintf("go run ./internal/torture -backend %s -seed %d -duration %v -ttl %v -replicas %d -workers %d -clients %d -faults %s",
 		c.options.backend, c.seed, c.duration, c.ttl, c.replicas, c.workers, c.clients, cmp.Or(strings.Join(c.options.faults, ","), "none"))
 }
 
-// show prints a violation, and what happened around it.
+// show prints a violation, and the events around it.
 func (c *conductor) show(r history.Run, v check.Violation) {
 	fmt.Printf("\nVIOLATION of %s: %s\n", v.Rule, v.Text)
 	if v.At == 0 {

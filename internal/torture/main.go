@@ -1,16 +1,21 @@
-// Torture attacks the package's promises with real processes, real databases and real faults, checks exactly what came of it, and shows it.
+// Torture attacks the package's promises with real processes, real databases
+// and real faults. Then it checks the outcome exactly, and shows it.
 //
 //	go run ./internal/torture
 //	go run ./internal/torture -backend sqlite -duration 10m
 //	go run ./internal/torture -faults kill -seed 7
 //
-// Replicas campaign for one lease and write, fenced, while they lead. Workers claim items, save and end them. Clients take and release leases by
-// hand. Faults befall them, and the database, at random from a seed, which is printed. Afterwards everything that they recorded, and everything
-// that was committed, is checked; package check says how.
+// Replicas campaign for one lease, and write in fenced transactions while they
+// lead. Workers claim, save and end items. Clients take and release leases by
+// hand. Faults strike the processes and the database at random, from a seed
+// that Torture prints. Afterwards Torture checks everything that the processes
+// recorded and everything that was committed. Package check describes the
+// rules.
 //
-// The first two of several replicas share a holder, as a careless deployment might have it. Without -dsn, Postgres is a server of the program's
-// own, which it stops, kills, freezes and whose clock it steps. The exit status is 0 if
-// every promise held, 1 if one did not, 2 for bad arguments.
+// The first two of several replicas share a holder, as in a careless
+// deployment. Without -dsn, Postgres is a server of Torture's own. Torture
+// stops, kills and freezes the server, and steps its clock. The exit status is
+// 0 if every promise held, 1 if a promise was broken, 2 for bad arguments.
 package main
 
 import (
@@ -58,7 +63,8 @@ func main() {
 	os.Exit(torture(o))
 }
 
-// parse reads the arguments; what is wrong with them has been written to stderr when it returns an error.
+// parse reads the arguments. If parse returns an error, the error has already
+// been written to stderr.
 func parse(args []string, stderr io.Writer) (options, error) {
 	var o options
 	var names string
@@ -122,7 +128,8 @@ func (o *options) check(rest []string, names string) error {
 	return nil
 }
 
-// torture runs everything, cleans up whatever happened, and returns the exit status.
+// torture runs everything, cleans up whatever happened, and returns the exit
+// status.
 func torture(o options) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()

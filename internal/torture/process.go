@@ -15,23 +15,24 @@ import (
 	"github.com/sqllease/lease/internal/torture/history"
 )
 
-// childAttributes are those of every child; nil where the system has nothing to add.
+// childAttributes are the attributes of every child's process. nil if the
+// system has nothing to add.
 var childAttributes *syscall.SysProcAttr
 
 // A process is a child as the conductor sees it, over all its lives.
 type process struct {
 	settings
-	proxy *faultproxy.Proxy // before its database; nil if there is none
+	proxy *faultproxy.Proxy // in front of its database, or nil
 
 	mu      sync.Mutex // guards the fields below
 	cmd     *exec.Cmd
 	stdin   io.WriteCloser
 	said    chan string   // lines of its stdout
 	done    chan struct{} // closed when this life is over
-	ending  bool          // it was told to, or killed
-	started time.Time     // this life
-	busy    bool          // a fault has it,
-	freed   time.Time     // or had it until then
+	ending  bool          // the process was told to end, or killed
+	started time.Time     // when this life began
+	busy    bool          // a fault has the process
+	freed   time.Time     // when the last fault gave the process back
 }
 
 // start begins a life.
@@ -91,14 +92,14 @@ func (p *process) start(record *history.Recorder, unexpected func(error)) error 
 	return nil
 }
 
-// order tells the process something; it is lost on one that is gone.
+// order gives the process an order. If the process is gone, the order is lost.
 func (p *process) order(what string, d time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	fmt.Fprintf(p.stdin, "%s %v\n", what, d)
 }
 
-// heard waits until the process says something, for a while.
+// heard waits, up to limit, until the process says something.
 func (p *process) heard(limit time.Duration) bool {
 	p.mu.Lock()
 	said := p.said
@@ -111,15 +112,15 @@ func (p *process) heard(limit time.Duration) bool {
 	}
 }
 
-// signal sends a signal; end says that it ends the process.
+// signal sends a signal. If the signal ends the process, set end.
 func (p *process) signal(sig os.Signal, end bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.ending = p.ending || end
-	_ = p.cmd.Process.Signal(sig) // an error means that it is gone already
+	_ = p.cmd.Process.Signal(sig) // fails only if the process is gone already
 }
 
-// gone waits until this life is over, for a while.
+// gone waits, up to limit, until this life is over.
 func (p *process) gone(limit time.Duration) bool {
 	p.mu.Lock()
 	done := p.done
@@ -132,14 +133,14 @@ func (p *process) gone(limit time.Duration) bool {
 	}
 }
 
-// since is how long this life has lasted.
+// since returns how long this life has lasted.
 func (p *process) since() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return time.Since(p.started)
 }
 
-// seize takes the process for a fault, unless another has it.
+// seize takes the process for a fault, unless another fault has it.
 func (p *process) seize() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -163,7 +164,7 @@ func (p *process) recovers() bool {
 	return p.busy || time.Since(p.freed) < 2*p.TTL
 }
 
-// A tail keeps the end of what is written to it, in case that it explains a failure.
+// A tail keeps the end of its input, in case the end explains a failure.
 type tail struct {
 	mu   sync.Mutex // guards text
 	text []byte

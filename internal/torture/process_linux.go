@@ -6,8 +6,9 @@ import (
 	"syscall"
 )
 
-// The kernel kills a child with its parent; more exactly with the thread that started it, so one thread, which lives as long as the program,
-// starts them all.
+// The kernel kills a child with its parent, or more exactly with the thread
+// that started the child. So a single thread starts all children, and lives as
+// long as the program.
 var starting = make(chan func())
 
 func init() {

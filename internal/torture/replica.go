@@ -15,14 +15,16 @@ import (
 	"github.com/sqllease/lease/internal/torture/history"
 )
 
-// theLease is the one that the replicas campaign for.
+// theLease is the lease for which the replicas campaign.
 const theLease = "torture"
 
-// replica campaigns until ctx ends. In its terms it writes, fenced, as fast as it can bear.
+// replica campaigns until ctx ends. While it leads, the replica writes in
+// fenced transactions, almost without a pause.
 func (c *child) replica(ctx context.Context) error {
 	hook.Trust = func(step hook.Step, _ string, epoch int64, left func() time.Duration) {
 		e := history.Event{Kind: history.Kind(step), Epoch: epoch}
-		for before := history.Now(); e.At == 0 || e.At-before > int64(time.Millisecond); { // unless it was frozen between the two clocks
+		// Read both clocks again if the process was frozen between them.
+		for before := history.Now(); e.At == 0 || e.At-before > int64(time.Millisecond); {
 			before = history.Now()
 			trusted := left()
 			e.Wall = time.Now().UnixMicro()
@@ -60,7 +62,7 @@ func (c *child) replica(ctx context.Context) error {
 	})
 }
 
-// lead is the work: it writes until its context ends, and sometimes beyond.
+// lead is the work: to write until its context ends, and sometimes beyond.
 func (c *child) lead(ctx context.Context, elector *lease.Elector, epoch int64) {
 	var pool sync.WaitGroup
 	defer pool.Wait()
@@ -77,7 +79,8 @@ func (c *child) lead(ctx context.Context, elector *lease.Elector, epoch int64) {
 		c.write(ctx, epoch)
 		pause(ctx, c.between(time.Millisecond, 20*time.Millisecond))
 	}
-	if d, ok := c.told("overrun"); ok { // work that does not heed its context
+	// Some work ignores the end of its context.
+	if d, ok := c.told("overrun"); ok {
 		for end := time.Now().Add(d); time.Now().Before(end); {
 			c.write(context.WithoutCancel(ctx), epoch)
 			pause(context.Background(), c.between(time.Millisecond, 20*time.Millisecond))
@@ -85,11 +88,11 @@ func (c *child) lead(ctx context.Context, elector *lease.Elector, epoch int64) {
 	}
 }
 
-// write commits two rows, fenced, and tells what came of it.
+// write commits two rows in a fenced transaction, and records the outcome.
 func (c *child) write(ctx context.Context, epoch int64) {
 	seq := c.next()
 	if _, ok := c.asked("hold"); ok {
-		ctx = context.WithoutCancel(ctx) // which would end before the commit
+		ctx = context.WithoutCancel(ctx) // ctx would end before the commit
 	}
 	writing, cancel := context.WithTimeout(ctx, 4*c.TTL)
 	defer cancel()
@@ -99,7 +102,7 @@ func (c *child) write(ctx context.Context, epoch int64) {
 	}
 	c.record.Record(history.Event{Kind: history.Writing, Epoch: epoch, Seq: seq})
 	began := time.Now().UnixMicro()
-	failed, toCommit := false, false // of what is to commit, an error leaves the outcome unknown
+	failed, toCommit := false, false // an error leaves the outcome unknown if the transaction was to commit
 	err := lease.Transaction(writing, db, func(tx *gorm.DB) error {
 		err := c.insert(tx, epoch, seq, 1, began)
 		if err == nil && large {
@@ -131,9 +134,9 @@ func (c *child) write(ctx context.Context, epoch int64) {
 	c.record.Record(e)
 }
 
-// insert writes one of the two rows. It keeps when the transaction began and
-// when the term expires, both by the clock that decides: the database's, which
-// for SQLite is this machine's and has milliseconds.
+// insert writes one of the two rows. The row has the beginning of the
+// transaction and the expiry of the term, both by the database's clock. For
+// SQLite that is this machine's clock, in milliseconds.
 func (c *child) insert(tx *gorm.DB, epoch, seq int64, part int, began int64) error {
 	start := "(extract(epoch from now())*1000000)::bigint" // BEGIN's time
 	if c.Backend == "sqlite" {
@@ -143,7 +146,7 @@ func (c *child) insert(tx *gorm.DB, epoch, seq int64, part int, began int64) err
 		", COALESCE((SELECT expires_at FROM leases WHERE name = ? AND epoch = ?), 0))", epoch, c.Name, seq, part, theLease, epoch).Error
 }
 
-// exhaust takes every connection of the pool that it can get, for a while.
+// exhaust takes as many connections of the pool as possible, for a while.
 func (c *child) exhaust(ctx context.Context, d time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()

@@ -4,7 +4,8 @@ package main
 
 import "syscall"
 
-// There is no such thing here; faultNames leaves out what would need it.
+// There are no such signals here. The program compiles, but cannot run, because
+// history.Now panics.
 const (
 	sigStop     = syscall.Signal(0)
 	sigContinue = syscall.Signal(0)

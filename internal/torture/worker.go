@@ -13,13 +13,14 @@ import (
 	"github.com/sqllease/lease/internal/torture/history"
 )
 
-// A payload says who saved it.
+// A payload identifies its save.
 type payload struct {
 	Epoch int64 `json:"epoch"`
 	Seq   int64 `json:"seq"`
 }
 
-// worker claims items, saves them a few times, and commits their effect with their end, until ctx ends.
+// worker claims items until ctx ends. worker saves an item a few times, and
+// commits the item's effect together with the item's end.
 func (c *child) worker(ctx context.Context) error {
 	owner := fmt.Sprintf("%s.%d", c.Name, c.Life)
 	for ctx.Err() == nil {
@@ -73,7 +74,7 @@ func (c *child) process(ctx context.Context, holder *lease.Holder) error {
 		pause(ctx, late)
 	}
 	if _, ok := c.asked("hold"); ok {
-		ctx = context.WithoutCancel(ctx) // which would end before the save
+		ctx = context.WithoutCancel(ctx) // ctx would end before the save
 	}
 	ending, cancel := context.WithTimeout(ctx, 4*c.TTL)
 	defer cancel()

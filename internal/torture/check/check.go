@@ -1,5 +1,6 @@
-// Package check decides whether the package kept its promises in a torture run, from what was recorded and what was committed. Every rule is
-// exact: what it reports has happened, and what of its kind has happened it reports.
+// Package check decides from the record and the committed data of a torture run
+// whether the package kept its promises. Every rule is exact: a reported
+// violation has happened, and every violation of a rule is reported.
 package check
 
 import (
@@ -11,28 +12,33 @@ import (
 	"github.com/sqllease/lease/internal/torture/history"
 )
 
-// A Violation is a promise that was not kept.
+// A Violation is a broken promise.
 type Violation struct {
-	Rule string // "trust", "margin", "fenced", "items", "freed", "linear"; or "undecided", if a history was too hard to check
-	At   int64  // CLOCK_MONOTONIC, in nanoseconds; 0 if it has no time
-	Text string // what happened; its times are counted from the first event of the run
+	// "trust", "margin", "fenced", "items", "freed", "linear", or "undecided"
+	// if a history was too hard to check.
+	Rule string
+	At   int64  // CLOCK_MONOTONIC, in nanoseconds, or 0 without a time
+	Text string // with times counted from the first event of the run
 }
 
 func (v Violation) String() string { return v.Rule + ": " + v.Text }
 
-// Run checks a run by every rule, and returns what it finds by rule.
+// Run checks a run by every rule, and returns its findings by rule.
 //
-//   - trust: trust never overlaps, an epoch is one term, and epochs grow.
+//   - trust: trust never overlaps, an epoch is a single term, and epochs grow.
 //   - margin: the lease's row outlives all trust by a third of the TTL, and its
 //     times never go back within a term.
-//   - fenced: epochs never fall from one committed write to the next, none is of
-//     a term that had expired, a transaction is committed whole, and what was
-//     committed is what was told.
-//   - items: every item ends with one effect, of one claim, and nothing saved is lost or overwritten by older.
+//   - fenced: epochs never fall from one committed write to the next. No write
+//     is of a term that had expired. A transaction is committed whole. The
+//     committed data is the data that the processes reported.
+//   - items: every item ends with a single effect, of a single claim. No saved
+//     data is lost, or overwritten by older data.
 //   - freed: the lease comes free in time.
-//   - linear: leases used by hand behave as if one operation happened after the other.
+//   - linear: leases used by hand behave as if the operations happened one
+//     after the other.
 //
-// What a process could not tell, since it was killed, is given the benefit of the doubt, and nothing else is.
+// A killed process gets the benefit of the doubt for everything that it could
+// not report. Nothing else gets it.
 func Run(r history.Run) []Violation {
 	r.Events = slices.Clone(r.Events)
 	slices.SortStableFunc(r.Events, func(a, b history.Event) int { return cmp.Compare(a.At, b.At) })
@@ -54,7 +60,7 @@ func Run(r history.Run) []Violation {
 	return c.found
 }
 
-// A checker collects what it finds in one run.
+// A checker collects the findings in a run.
 type checker struct {
 	history.Run
 	start, end int64           // of the events
@@ -62,7 +68,7 @@ type checker struct {
 	found      []Violation
 }
 
-// report notes a violation, once for both rows of a transaction.
+// report notes a violation, but only once for both rows of a transaction.
 func (c *checker) report(rule string, at int64, format string, args ...any) {
 	v := Violation{Rule: rule, At: at, Text: fmt.Sprintf(format, args...)}
 	if n := len(c.found); n == 0 || c.found[n-1] != v {
@@ -70,7 +76,7 @@ func (c *checker) report(rule string, at int64, format string, args ...any) {
 	}
 }
 
-// time is for people.
+// time formats a time for people.
 func (c *checker) time(at int64) string {
 	return fmt.Sprintf("%.3f s", time.Duration(at-c.start).Seconds())
 }

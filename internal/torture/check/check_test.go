@@ -21,13 +21,13 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(dbtest.Main(m)) }
 
-// at is a time, given in seconds since the first event.
+// at returns an event's time, from seconds since the first event.
 func at(seconds float64) int64 { return 5_000_000_000_000 + int64(seconds*1e9) }
 
-// micros is the time that a caller passes.
+// micros returns a caller's time.
 func micros(seconds float64) int64 { return 1_700_000_000_000_000 + int64(math.Round(seconds*1e6)) }
 
-// of is an event of a process, named as "r1.2".
+// of makes an event of a process. A name is written as "r1.2".
 func of(p string, kind history.Kind, seconds float64, e history.Event) history.Event {
 	name, life, _ := strings.Cut(p, ".")
 	fmt.Sscan(life, &e.Life)
@@ -43,7 +43,8 @@ func exited(p string, seconds float64) history.Event {
 	return of(p, history.Exited, seconds, history.Event{Note: "killed"})
 }
 
-// trusted is a step of the trust in a term; until 0 is for the end.
+// trusted makes a step of the trust in a term. For an end, until does not
+// matter.
 func trusted(p string, kind history.Kind, epoch int64, seconds, until float64) history.Event {
 	return of(p, kind, seconds, history.Event{Epoch: epoch, Until: at(until), Wall: micros(seconds)})
 }
@@ -52,7 +53,8 @@ func wrote(p string, kind history.Kind, epoch, seq int64, seconds float64) histo
 	return of(p, kind, seconds, history.Event{Epoch: epoch, Seq: seq})
 }
 
-// committed is the two rows of a transaction in a term that expires in a minute.
+// committed makes the two rows of a transaction, in a term that expires in a
+// minute.
 func committed(epoch int64, proc string, seq int64) []history.Write {
 	w := history.Write{Epoch: epoch, Proc: proc, Seq: seq, Part: 1, Began: micros(0), Expires: micros(60)}
 	return []history.Write{w, second(w)}
@@ -63,12 +65,12 @@ func second(w history.Write) history.Write {
 	return w
 }
 
-// renewed is the lease's row after a statement.
+// renewed makes the lease's row after a statement.
 func renewed(epoch int64, holder string, at, expires float64) history.Version {
 	return history.Version{Epoch: epoch, Holder: holder, Renewed: micros(at), Expires: micros(expires)}
 }
 
-// stepped is a step of the database's clock to so many seconds ahead.
+// stepped makes a step of the database's clock, to some seconds ahead.
 func stepped(seconds, ahead float64) history.Event {
 	return of("conductor.0", history.Stepped, seconds, history.Event{Until: at(seconds + 0.001), Offset: int64(ahead * 1e6)})
 }
@@ -82,7 +84,7 @@ func fault(seq int64, blocks bool, from, to float64) []history.Event {
 	return []history.Event{of("conductor.0", history.Fault, from, e), of("conductor.0", history.FaultEnd, to, e)}
 }
 
-// called is an operation on the lease "hand", and what it returned.
+// called makes an operation on the lease "hand", and its return.
 func called(p string, seq int64, from, to float64, call, answer history.Op) []history.Event {
 	answer.Name = call.Name
 	return []history.Event{
@@ -111,12 +113,13 @@ var (
 	failed  = history.Op{Error: "timeout"}
 )
 
-// play is a run of these events.
+// play makes a run of these events.
 func play(events ...[]history.Event) *history.Run {
 	return &history.Run{TTL: 3 * time.Second, Events: slices.Concat(events...)}
 }
 
-// healthy is a run in which every rule has something to look at, and nothing to find. The TTL is 3 s.
+// healthy makes a run in which every rule has something to check, and nothing
+// to report. The TTL is 3 s.
 func healthy() *history.Run {
 	r := play(
 		[]history.Event{
@@ -166,7 +169,8 @@ func healthy() *history.Run {
 	return r
 }
 
-// reports checks that a run is reported for exactly these things: each is the rule, and a part of what is said.
+// reports checks that the violations of a run are exactly these. Each element
+// is the rule, and a part of the text.
 func reports(t *testing.T, r *history.Run, want ...string) {
 	t.Helper()
 	rest := Run(*r)
@@ -357,7 +361,7 @@ func TestFencedWrites(t *testing.T) {
 	}
 }
 
-// The TTL is 3 s: a row expires a second after the trust that it bears.
+// The TTL is 3 s: a row expires a second after the end of its trust.
 func TestTheMarginOfTheRow(t *testing.T) {
 	begin, extend, end := history.Begin, history.Extend, history.End
 	one := []history.Event{trusted("r1.1", begin, 1, 1.1, 3), trusted("r1.1", extend, 1, 2.1, 4)}
@@ -709,7 +713,8 @@ func TestLeasesByHandAreEachCheckedByItself(t *testing.T) {
 
 func TestAHistoryThatIsTooHardIsReportedAsSuch(t *testing.T) {
 	var events [][]history.Event
-	for i := range int64(40) { // in any order, and none explains the last
+	// In any order, and no order explains the last.
+	for i := range int64(40) {
 		events = append(events, called(fmt.Sprintf("c%d.1", i), 1, 1, 2, acquire("x", 1, 5+float64(i)), got))
 	}
 	events = append(events, called("c1.1", 2, 3, 4, find, found("x", 1, 3)))
@@ -721,7 +726,8 @@ func TestAHistoryThatIsTooHardIsReportedAsSuch(t *testing.T) {
 	}
 }
 
-// The package's own guards, one operation after the other: the model is exact if every history of it passes.
+// The package's own guards, with one operation after the other. The model is
+// exact if every history of the package passes.
 func TestTheModelIsWhatTheDatabaseDoes(t *testing.T) {
 	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
 		gdb := db.Open(t)
@@ -759,7 +765,8 @@ func TestTheModelIsWhatTheDatabaseDoes(t *testing.T) {
 	})
 }
 
-// simulate is a long history of a true lease, in which clients are at work at the same time and many do not hear what came of it.
+// simulate makes a long history of a true lease. Its clients work at the same
+// time, and many never hear the outcome.
 func simulate(random *rand.Rand, clients, length int, unheard float64) []history.Event {
 	type effect struct {
 		at         float64

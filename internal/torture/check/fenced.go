@@ -8,7 +8,7 @@ import (
 	"github.com/sqllease/lease/internal/torture/history"
 )
 
-// A transaction names one fenced transaction of a replica.
+// A transaction identifies one fenced transaction of a replica.
 type transaction struct {
 	epoch int64
 	proc  string
@@ -19,14 +19,14 @@ func (t transaction) String() string {
 	return fmt.Sprintf("write %d of %s in term %d", t.seq, t.proc, t.epoch)
 }
 
-// An attempt is what a replica told of a transaction.
+// An attempt is a replica's report about a transaction.
 type attempt struct {
 	last     history.Event
-	from, to int64 // its time: from is 0, and to math.MaxInt64, if that was not told
+	from, to int64 // its time. Without a report, from is 0 and to is math.MaxInt64
 }
 
-// fenced checks what replicas committed in fenced transactions, in the order of
-// the commits.
+// fenced checks the committed rows of fenced transactions, in the order of the
+// commits.
 func (c *checker) fenced() {
 	attempts := c.attempts()
 	parts := map[transaction]map[int]bool{} // committed
@@ -71,7 +71,7 @@ func (c *checker) fenced() {
 	}
 }
 
-// attempts reads what was told of every transaction.
+// attempts reads the reports about every transaction.
 func (c *checker) attempts() map[transaction]attempt {
 	all := map[transaction]attempt{}
 	for _, e := range c.Events {
@@ -86,13 +86,14 @@ func (c *checker) attempts() map[transaction]attempt {
 	return all
 }
 
-// inForce checks that a row is of a term that had not expired when its
-// transaction took the fence.
+// inForce checks that a row's term had not expired when the row's transaction
+// took the fence.
 //
-// What is exact: the fence comes after the beginning of the transaction, so the
-// clock then said no less. The row of the lease was read after the fence, and a
-// term's expiry only grows until it is released, which sets it to a time after
-// the fence. Only a step of the clock within the transaction could deceive.
+// The check is exact. The fence comes after the beginning of the transaction,
+// so the clock said Began or later at the fence. The row of the lease was read
+// after the fence. A term's expiry only grows until the release, and a release
+// sets the expiry to a time after the fence. Only a step of the clock within
+// the transaction could deceive the check.
 func (c *checker) inForce(w history.Write, a attempt) {
 	if w.Expires != 0 && w.Began >= w.Expires && !c.stepped(a.from, a.to) {
 		c.report("fenced", a.last.At, "row %d of %v was committed by a transaction that began %d µs after its term had expired",
@@ -100,7 +101,7 @@ func (c *checker) inForce(w history.Write, a attempt) {
 	}
 }
 
-// stepped reports whether the database's clock was stepped in a time.
+// stepped reports whether the database's clock was stepped between from and to.
 func (c *checker) stepped(from, to int64) bool {
 	return slices.ContainsFunc(c.steps, func(e history.Event) bool { return e.At <= to && e.Until >= from })
 }

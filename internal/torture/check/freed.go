@@ -10,13 +10,18 @@ import (
 	"github.com/sqllease/lease/internal/torture/history"
 )
 
-// limit is how long the lease may be without a leader while nothing keeps everyone from it, after trust has ended:
+// limit is the longest time without a leader, from the end of trust, while
+// nothing keeps everyone from the lease. It is the sum of:
 //
-//   - a TTL, since a renewal that its sender never heard of may have landed just then; so long may the row be live, and so long does a standby wait
-//     that does not believe the database's clock;
-//   - a third of a TTL, the longest pause between two polls of a standby;
-//   - a second for round trips, back-off after errors, and the machine's own hiccups;
-//   - one more TTL if a term was won in between that nobody led in (skipped), since the reply was lost or came too late: it keeps the row until it expires.
+//   - a TTL. A renewal may have landed at the last moment without an answer to
+//     its sender. The row may be live for a TTL from then, and a standby that
+//     does not believe the database's clock waits for as long.
+//   - a third of a TTL, the longest pause between two polls of a standby.
+//   - a second for round trips, back-off after errors, and the machine's own
+//     hiccups.
+//   - another TTL if nobody led in a term that was won in between (skipped),
+//     because the reply was lost or came too late. That term keeps the row
+//     until the row expires.
 func limit(ttl time.Duration, skipped bool) time.Duration {
 	most := ttl + ttl/3 + time.Second
 	if skipped {
@@ -25,12 +30,14 @@ func limit(ttl time.Duration, skipped bool) time.Duration {
 	return most
 }
 
-// freed checks that after the end of trust in a term, and at first, the next begins in time.
+// freed checks that the next term begins in time after the end of trust in a
+// term, and at first.
 //
-// The time is counted anew from the end of whatever keeps everyone from the lease: faults that do, and the absence of every replica.
+// The time starts anew at the end of every obstacle that keeps everyone from
+// the lease: a fault that does so, or the absence of every replica.
 func (c *checker) freed(lanes []*lane) {
 	obstacles := c.obstacles()
-	var from, epoch int64 // the end of trust so far, and the term
+	var from, epoch int64 // the end of trust so far, and its term
 	var who string
 	for _, e := range c.Events {
 		if e.Kind == history.Started && replica(e.Proc) {
@@ -47,12 +54,14 @@ func (c *checker) freed(lanes []*lane) {
 			from, who = l.to, "the end of trust of "+l.String()
 		}
 	}
-	if who != "" && c.end > from { // terms may have been won since that nobody led in
+	// Terms without a leader may have been won since.
+	if who != "" && c.end > from {
 		c.gap(from, c.end, limit(c.TTL, true), obstacles, who, "until the end of the run")
 	}
 }
 
-// gap checks a time without a leader: no part of it between two obstacles may be longer than most.
+// gap checks a time without a leader. No part of the time between two obstacles
+// may be longer than most.
 func (c *checker) gap(from, to int64, most time.Duration, obstacles []span, who, until string) {
 	begin, since := from, who
 	free := func(end int64, until string) {
@@ -77,7 +86,8 @@ type span struct {
 	what     string
 }
 
-// obstacles returns what keeps everyone from the lease, by its beginning.
+// obstacles returns everything that keeps everyone from the lease, by its
+// beginning.
 func (c *checker) obstacles() []span {
 	var all []span
 	faults := map[int64]int{} // the index in all, by Seq
@@ -110,5 +120,5 @@ func (c *checker) obstacles() []span {
 	return all
 }
 
-// replica reports whether a process is one.
+// replica reports whether the name is a replica's.
 func replica(name string) bool { return strings.HasPrefix(name, "r") }

@@ -9,7 +9,7 @@ import (
 	"github.com/sqllease/lease/internal/torture/history"
 )
 
-// A claim names one claim of one item.
+// A claim identifies one claim of an item.
 type claim struct {
 	key   string
 	epoch int64
@@ -37,16 +37,21 @@ func (c *checker) items() {
 	c.ends(claimed)
 }
 
-// inOrder checks that no claim is made, and nothing is written through it, once a later claim of the item is known to have been made.
+// inOrder checks claims and writes against later claims of the item. Once a
+// later claim is known to exist, no earlier claim may be made, and nothing may
+// be written through an earlier claim.
 //
-// What is exact: a process tells of a claim or of a write after it was carried out; and it was sent after what the process told of last, since a
-// worker does one thing after another (but that its claim was lost it may tell at any time). So a claim precedes it for certain if it
-// was told of before that. The order in which two processes tell of claims decides nothing.
+// The check is exact. A process reports a claim or a write after carrying it
+// out. The process sent the statement after its previous report, because a
+// worker takes one step after another. (Only the loss of its claim may be
+// reported at any time.) So a claim certainly came before the statement if the
+// claim was reported before the process's previous report. The order in which
+// two processes report claims decides nothing.
 func (c *checker) inOrder() {
 	told := map[string][]history.Event{} // claims, by key
 	last := map[process]history.Event{}
 	for _, e := range c.Events {
-		before := last[processOf(e)] // at 0, if there is none
+		before := last[processOf(e)] // with At 0, if there is none
 		switch e.Kind {
 		case history.Claimed, history.Saved, history.Done:
 			latest := e
@@ -98,10 +103,11 @@ func (c *checker) saves(claimed map[claim]history.Event) {
 	}
 }
 
-// lost reports whether a save failed since its claim was lost: then nothing was written, for certain.
+// lost reports whether a save failed because its claim was lost. Then certainly
+// nothing was written.
 func lost(e history.Event) bool { return strings.Contains(e.Note, lease.ErrLost.Error()) }
 
-// ends checks how the items ended, against what was told of them.
+// ends compares the final items with the reports about them.
 func (c *checker) ends(claimed map[claim]history.Event) {
 	items := map[string]history.Item{}
 	for _, it := range c.Items {

@@ -11,17 +11,19 @@ import (
 	"github.com/sqllease/lease/internal/torture/history"
 )
 
-// patience is for the history of one lease. One that can be told needs a fraction of it.
+// patience is the time for the history of a single lease. A history that can be
+// decided needs a fraction of it.
 const patience = 5 * time.Second
 
-// A state is the model of a lease: its row. The zero state is that of one that was never held.
+// A state is the model of a lease: its row. The zero state is a lease that was
+// never held.
 type state struct {
 	holder         string
 	epoch, expires int64
-	renewed        int64 // which no operation shows
+	renewed        int64 // shown by no operation
 }
 
-// acquire is TryAcquire.
+// acquire models TryAcquire.
 func (s state) acquire(holder string, now, ttl int64) (state, bool) {
 	ttl = max(1, ttl)
 	switch {
@@ -35,15 +37,16 @@ func (s state) acquire(holder string, now, ttl int64) (state, bool) {
 	return state{holder, s.epoch, max(s.expires, now+ttl), max(s.renewed+1, now)}, true // its own: renewed
 }
 
-// release is Release.
+// release models Release.
 func (s state) release(holder string, now int64) state {
 	if s.holder == holder && s.expires > now {
-		return state{epoch: s.epoch, expires: now} // when it was renewed matters no more
+		return state{epoch: s.epoch, expires: now} // the time of the renewal matters no more
 	}
 	return s
 }
 
-// find reports whether Find may answer so. It shows the row, whether or not it has expired.
+// find reports whether Find may give this answer. Find shows the row, whether
+// or not the row has expired.
 func (s state) find(answer *history.Op) bool {
 	if answer.Missing {
 		return s.epoch == 0
@@ -51,14 +54,15 @@ func (s state) find(answer *history.Op) bool {
 	return s.epoch != 0 && s == state{answer.Holder, answer.Epoch, answer.Expires, s.renewed}
 }
 
-// An operation is one by hand. One without an answer may have been carried out at any time after its call, or not at all.
+// An operation is an operation by hand. Without an answer, the operation may
+// have been carried out at any time after its call, or not at all.
 type operation struct {
 	process
 	call   *history.Op
 	answer *history.Op // nil if the outcome is unknown
 	from   int64
 	to     int64 // math.MaxInt64 if the outcome is unknown
-	over   bool  // it returned, with an answer or without
+	over   bool  // the operation returned, with an answer or without
 }
 
 func (o *operation) on(s state) (next state, fits bool) {
@@ -72,7 +76,7 @@ func (o *operation) on(s state) (next state, fits bool) {
 	return s, o.answer == nil || s.find(o.answer)
 }
 
-// linear checks the leases that were used by hand, each for itself.
+// linear checks the leases that were used by hand, each lease by itself.
 func (c *checker) linear(patience time.Duration) {
 	operations := c.operations()
 	var leases []string
@@ -83,7 +87,7 @@ func (c *checker) linear(patience time.Duration) {
 	for _, name := range leases {
 		all := operations[name]
 		if porcupine.CheckOperationsTimeout(model(4*c.TTL), intervals(all), patience) == porcupine.Ok {
-			continue // as it is unless a statement landed very late, which is harder to tell
+			continue // the usual case. A statement that landed very late needs the longer search
 		}
 		switch porcupine.CheckOperationsTimeout(model(math.MaxInt64), intervals(all), patience) {
 		case porcupine.Illegal:
@@ -96,7 +100,8 @@ func (c *checker) linear(patience time.Duration) {
 	}
 }
 
-// operations reads the operations from the events, by lease. A find of unknown outcome says nothing.
+// operations reads the operations from the events, by lease. A find of unknown
+// outcome is left out, because it says nothing.
 func (c *checker) operations() map[string][]*operation {
 	type id struct {
 		process
@@ -131,8 +136,9 @@ func (c *checker) operations() map[string][]*operation {
 	return operations
 }
 
-// intervals is the history as porcupine takes it. Between the operations that have an answer and the end of time stands one more, nil, which
-// settles that what has not been carried out then never was.
+// intervals returns the history in porcupine's form. After all answered
+// operations comes an extra operation, nil. It settles that an operation
+// without an answer, if not carried out by then, never was.
 func intervals(all []*operation) (history []porcupine.Operation) {
 	last := int64(0)
 	for _, o := range all {
@@ -145,14 +151,15 @@ func intervals(all []*operation) (history []porcupine.Operation) {
 	return append(history, porcupine.Operation{Input: (*operation)(nil), Call: last + 1, Return: last + 2})
 }
 
-// A place is where porcupine's search stands.
+// A place is the state of porcupine's search.
 type place struct {
 	state
 	settled bool
-	time    int64 // of the last call that was answered; it follows from what has been carried out
+	time    int64 // of the last answered call, and determined by the operations carried out so far
 }
 
-// model is porcupine's. An operation of unknown outcome is carried out at the latest so long after its call, or never.
+// model is porcupine's model of a lease. An operation of unknown outcome is
+// carried out within latest of its call, or never.
 func model(latest time.Duration) porcupine.Model {
 	return porcupine.Model{
 		Init: func() any { return place{} },
@@ -167,8 +174,10 @@ func model(latest time.Duration) porcupine.Model {
 	}
 }
 
-// step returns where it leads to carry an operation out next, if that may be. One of unknown outcome that would change nothing waits: it may as
-// well be carried out never, which spares the search most of its ways.
+// step returns the place after an operation, and whether the operation may come
+// next. An operation of unknown outcome may not come next if it would change
+// nothing. Never to carry out such an operation is as good, and spares the
+// search most of its paths.
 func (p place) step(o *operation, latest int64) (place, bool) {
 	if o == nil {
 		return place{settled: true}, true
@@ -183,7 +192,8 @@ func (p place) step(o *operation, latest int64) (place, bool) {
 	return place{state: next, time: p.time}, next != p.state && p.time-o.from <= latest
 }
 
-// best says how far the best order comes that was found, and what it cannot place, and when that was.
+// best describes the longest order that was found, and the first operation that
+// the order cannot place. at is the time of that operation.
 func (c *checker) best(all []*operation, patience time.Duration) (at int64, text string) {
 	_, info := porcupine.CheckOperationsVerbose(model(math.MaxInt64), intervals(all), patience)
 	var longest []porcupine.Operation
@@ -208,7 +218,7 @@ func (c *checker) best(all []*operation, patience time.Duration) (at int64, text
 			stuck = o
 		}
 	}
-	if stuck == nil { // found at last
+	if stuck == nil { // an order was found after all
 		return all[0].from, "one was found later"
 	}
 	return stuck.from, fmt.Sprintf("the best explains %d, and leaves %v; then %v does not fit, from %s to %s",
@@ -235,5 +245,5 @@ func (o *operation) String() string {
 	return fmt.Sprintf("%v's find = term %d, of %q, which expires at %s", o.process, o.answer.Epoch, o.answer.Holder, clock(o.answer.Expires))
 }
 
-// clock is a time that a caller passed.
+// clock formats a time that a caller passed.
 func clock(micros int64) string { return time.UnixMicro(micros).UTC().Format("15:04:05.000000") }

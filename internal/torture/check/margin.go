@@ -6,8 +6,8 @@ import (
 	"github.com/sqllease/lease/internal/torture/history"
 )
 
-// tolerance is for what the times of the margin are told by: SQLite's clock has
-// milliseconds, and an event's two clocks are read within one.
+// tolerance is for the precision of the margin's times. SQLite's clock counts
+// milliseconds, and the two clocks of an event are read within a millisecond.
 const tolerance = 3 * time.Millisecond
 
 // margin checks that the row of the lease outlives all trust in a term by a
@@ -36,20 +36,23 @@ func (c *checker) margin() {
 	}
 }
 
-// A promise is the longest that a process said it would trust itself in a term.
+// A promise is the longest time for which a process promised to trust itself in
+// a term.
 type promise struct {
-	history.Event       // which told of the latest deadline
-	from, to      int64 // the first statement was sent, and the last answer heard, within this time
+	history.Event       // with the latest deadline
+	from, to      int64 // a time that includes the sending of the first statement and the last answer
 }
 
 // outlived checks that the latest deadline of each term is a third of the TTL
-// before the latest expiry of its row. The clock is known that a deadline is
-// converted by, unless it was stepped meanwhile.
+// before the latest expiry of its row. To convert a deadline, outlived needs
+// the offset of the database's clock. The offset is known unless the clock was
+// stepped meanwhile. Then outlived skips the term.
 func (c *checker) outlived(latest map[int64]int64) {
 	promises := map[int64]*promise{}
 	var epochs []int64
 	for _, e := range c.Events {
-		if e.Kind != history.Begin && e.Kind != history.Extend || e.Until <= e.At { // one that had passed has no time
+		// A deadline that has passed already has no time.
+		if e.Kind != history.Begin && e.Kind != history.Extend || e.Until <= e.At {
 			continue
 		}
 		p := promises[e.Epoch]
@@ -80,7 +83,7 @@ func (c *checker) outlived(latest map[int64]int64) {
 	}
 }
 
-// offset is how far the database's clock was ahead of the machine's, in
+// offset returns how far the database's clock was ahead of the machine's, in
 // microseconds.
 func (c *checker) offset(at int64) (offset int64) {
 	for _, e := range c.steps {

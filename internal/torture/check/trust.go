@@ -9,22 +9,27 @@ import (
 	"github.com/sqllease/lease/internal/torture/history"
 )
 
-// A lane is a time in which a replica trusted itself in a term: from is in it, to is not.
+// A lane is a time in which a replica trusted itself in a term. The lane
+// includes from, but not to.
 type lane struct {
 	process
 	epoch    int64
 	from, to int64
-	ended    bool // it told of its end; the last deadline stands for one that it did not tell of
+	ended    bool // the process reported the end. Otherwise the last deadline is the end
 }
 
 func (l *lane) empty() bool { return l.to <= l.from }
 
 func (l *lane) String() string { return fmt.Sprintf("%v (term %d)", l.process, l.epoch) }
 
-// trust checks that trust never overlaps, and returns its lanes by their beginning, without the empty ones.
+// trust checks that trust never overlaps, and returns its lanes by their
+// beginning, without the empty lanes.
 //
-// A lane is told of before it begins, after the answer that allows it. So if terms follow each other, their lanes do, in the same order: a
-// successor's statement comes after the end of trust. Only of an empty lane that is not so, since its process may have stood still meanwhile.
+// A process reports a lane before the lane begins, and after the answer that
+// allows the lane. A successor sends its statement after the end of trust. So
+// the lanes of successive terms follow each other in the order of the terms.
+// Empty lanes are an exception, because their process may have stood still
+// meanwhile.
 func (c *checker) trust() []*lane {
 	var lanes []*lane
 	byEpoch := map[int64]*lane{}
@@ -38,7 +43,7 @@ func (c *checker) trust() []*lane {
 			lanes = append(lanes, l)
 		}
 	}
-	var last, highest *lane // of the lanes so far: the one that ends last, and the one of the highest epoch
+	var last, highest *lane // the lane so far with the latest end, and the lane with the highest epoch
 	for _, l := range lanes {
 		if last != nil && l.from < last.to {
 			c.report("trust", l.from, "%v trusted itself until %s, %v began at %s, %v before that",
@@ -80,7 +85,7 @@ func (c *checker) lanes() []*lane {
 			case l.ended:
 			case e.Kind == history.End:
 				l.ended, l.to = true, min(l.to, e.At)
-			case e.Until > e.At: // else it came too late to be of use
+			case e.Until > e.At: // otherwise the extension came too late to be of use
 				l.to = max(l.to, e.Until)
 			}
 		}

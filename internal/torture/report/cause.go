@@ -2,7 +2,8 @@ package report
 
 import "strings"
 
-// A Cause is what ends a term. It is what a fault does to a leader, too.
+// A Cause is the cause for the end of a term. It is also the effect of a fault
+// on a leader.
 type Cause string
 
 // The causes, in the order of the summary.
@@ -15,13 +16,14 @@ const (
 	WorkReturned  Cause = "work returned"
 	PoolExhausted Cause = "pool exhausted"
 	ClockStepped  Cause = "own clock stepped"
-	DatabaseFault Cause = "database fault" // or somebody else has its lock
+	DatabaseFault Cause = "database fault" // or somebody else has the database's lock
 	Other         Cause = "other"
 )
 
 var causes = []Cause{Killed, Frozen, CutOff, Stopped, Resigned, WorkReturned, PoolExhausted, ClockStepped, DatabaseFault, Other}
 
-// prefixes of a fault's name tell the cause that it is, unless its target is the database. The first that fits counts.
+// prefixes of a fault's name determine its cause, unless its target is the
+// database. The first match counts.
 var prefixes = []struct {
 	prefix string
 	cause  Cause
@@ -33,7 +35,7 @@ var prefixes = []struct {
 	{"drop", CutOff},
 	{"delay", CutOff},
 	{"reset", CutOff},
-	{"overrun", CutOff}, // so that the work has something to outlive
+	{"overrun", CutOff}, // cut off to make the work outlive its term
 	{"stop", Stopped},
 	{"resign", Resigned},
 	{"return", WorkReturned},
@@ -41,7 +43,8 @@ var prefixes = []struct {
 	{"clock", ClockStepped},
 }
 
-// causeOf looks at blocks, too: a process keeps everyone out when it is frozen with the lock of its database in hand.
+// causeOf needs blocks because a process that is frozen with the lock of its
+// database in hand keeps everyone out.
 func causeOf(name, target string, blocks bool) Cause {
 	if target == database {
 		return DatabaseFault
@@ -57,12 +60,14 @@ func causeOf(name, target string, blocks bool) Cause {
 	return Other
 }
 
-// instant reports whether such a fault has no duration of its own: what follows from it, as a process that is down, may.
+// instant reports whether such a fault has no duration of its own. Its
+// consequences may have a duration, such as a process that is down.
 func (c Cause) instant() bool {
 	return c == Killed || c == Stopped || c == Resigned || c == WorkReturned
 }
 
-// cause is what ended a term. How its work and its process ended says more than the faults that happened to be there.
+// cause returns the cause for the end of a term. The end of the term's work and
+// process says more than the faults at that time.
 func (s *story) cause(t *term) Cause {
 	exit, exited := s.exit(t)
 	early := t.end < t.until
@@ -96,7 +101,8 @@ func (s *story) last(t *term) bool {
 	return true
 }
 
-// hits is the cause that the fault is for a replica, whether or not it comes to that: "" if it is somebody else's.
+// hits returns the fault's cause for a replica, whether or not the fault has an
+// effect. If the fault strikes somebody else, hits returns "".
 func (f fault) hits(replica string) Cause {
 	switch {
 	case f.proc == replica:

@@ -11,7 +11,8 @@ import (
 	"github.com/sqllease/lease/internal/torture/history"
 )
 
-// Follow adds what was recorded in dir since the last call. A line that is not finished is left for the next one.
+// Follow adds the events recorded in dir since the last call. An unfinished
+// line is left for the next call.
 func (p *Progress) Follow(dir string) error {
 	files, err := filepath.Glob(filepath.Join(dir, "*.jsonl"))
 	if err != nil {

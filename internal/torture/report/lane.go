@@ -18,20 +18,22 @@ const (
 	small        = 11.0 // size of the labels of faults
 )
 
-// A lane is a strip of the picture: faults in rows, and below them, of a replica, its trust and its work.
+// A lane is a strip of the picture: rows of faults and, for a replica, its
+// trust and its work below them.
 type lane struct {
-	name    string // as it is written
-	replica string // "" if it has only faults
+	name    string // as written in the picture
+	replica string // "" if the lane has only faults
 	top     float64
 	rows    int
-	most    int // rows, at most mostRows
+	most    int // most rows, up to mostRows
 	marks   []mark
 }
 
-// A mark is a fault, or a violation, with its place among the others of its lane.
+// A mark is a fault, or a violation, with its place among the other marks of
+// its lane.
 type mark struct {
 	fault
-	from, to float64 // of the bar; equal for one without a duration
+	from, to float64 // of the bar. Equal without a duration
 	label    string  // "" if there is no room
 	labelAt  float64
 	inside   bool // the label is in the bar
@@ -47,10 +49,11 @@ func (l *lane) bottom() float64 {
 	return l.barTop() + trustHeight + 3 + workHeight + lanePad
 }
 
-// place gives each mark a row in which it covers nothing, with its label if possible.
+// place gives each mark a row in which it covers nothing, with its label if
+// possible.
 func (l *lane) place() {
 	slices.SortStableFunc(l.marks, func(a, b mark) int { return cmp.Compare(a.from, b.from) })
-	var taken [mostRows]float64 // up to where
+	var taken [mostRows]float64 // the end of the taken space, by row
 	for i := range l.marks {
 		m := &l.marks[i]
 		m.row = -1
@@ -67,7 +70,8 @@ const (
 	markGap  = 4
 )
 
-// fits puts the mark into the first row that is free from where it begins, and says whether there is one.
+// fits puts the mark into the first row that is free from the mark's beginning.
+// It reports whether there is such a row.
 func (m *mark) fits(taken []float64) bool {
 	from, to := m.from, m.to
 	if m.from == m.to {

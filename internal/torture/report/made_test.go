@@ -14,7 +14,7 @@ const (
 	origin = 5000 * second // the machine has been up for a while
 )
 
-// A maker makes up a history. Its clock is set by at.
+// A maker makes up a history. at sets the maker's clock.
 type maker struct {
 	run  history.Run
 	now  int64
@@ -61,12 +61,12 @@ func (m *maker) of(proc string, kind history.Kind, epoch int64) *maker {
 	return m.add(history.Event{Proc: proc, Kind: kind, Epoch: epoch})
 }
 
-// trusts records a Begin or an Extend whose statement was sent just now.
+// trusts records a Begin or an Extend. Its statement was sent just now.
 func (m *maker) trusts(proc string, kind history.Kind, epoch int64) *maker {
 	return m.add(history.Event{Proc: proc, Kind: kind, Epoch: epoch, Until: m.now + int64(m.run.TTL-m.run.TTL/3)})
 }
 
-// leads is a term up to its last renewal, and that.
+// leads adds a term from its beginning to its last renewal.
 func (m *maker) leads(proc string, epoch, from, renewed int64) *maker {
 	m.at(from).trusts(proc, history.Begin, epoch).of(proc, history.WorkBegin, epoch)
 	for t := from; t < renewed; {
@@ -77,13 +77,14 @@ func (m *maker) leads(proc string, epoch, from, renewed int64) *maker {
 	return m
 }
 
-// ends is the end of a term, and of its work some time later.
+// ends adds the end of a term, and the end of its work some time later.
 func (m *maker) ends(proc string, epoch, at, overrun int64, cause string) *maker {
 	m.at(at).of(proc, history.End, epoch)
 	return m.at(at + overrun).add(history.Event{Proc: proc, Kind: history.WorkEnd, Epoch: epoch, Note: cause})
 }
 
-// fault is one from an instant to another; from equal to to is one that has no end.
+// fault adds a fault between two instants. If from equals to, the fault has no
+// end.
 func (m *maker) fault(name, target string, from, to int64, blocks bool) *maker {
 	m.seqs++
 	m.at(from).add(history.Event{Kind: history.Fault, Seq: m.seqs, Name: name, Target: target, Blocks: blocks})
@@ -93,7 +94,8 @@ func (m *maker) fault(name, target string, from, to int64, blocks bool) *maker {
 	return m
 }
 
-// aScene has one of everything: a leader is killed, frozen, resigns, is cut off, loses the database, and is stopped.
+// aScene has an example of everything: a leader is killed, frozen, resigns, is
+// cut off, loses the database, and is stopped.
 func aScene() *maker {
 	m := newMaker(2*time.Second, 3)
 	m.leads("r1", 1, 200, 3200)
@@ -128,12 +130,13 @@ func aScene() *maker {
 	return m
 }
 
-// aLongRun is a run at random: one term follows another, each ended by a fault, among others that do not matter.
+// aLongRun makes a random run. One term follows another. A fault ends each
+// term, and other faults do not matter.
 func aLongRun(length time.Duration, replicas int, ttl time.Duration, seed uint64) *maker {
 	m := newMaker(ttl, replicas)
 	random := rand.New(rand.NewPCG(seed, 0))
 	T, pick := ttl.Milliseconds(), func(names ...string) string { return names[random.IntN(len(names))] }
-	busy := map[string]int64{} // replica, until
+	busy := map[string]int64{} // until when, by replica
 	leader, now := "", int64(100)
 	for epoch := int64(1); now < length.Milliseconds(); epoch++ {
 		candidates := []string{}

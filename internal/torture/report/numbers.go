@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// percentile is the least of the values that p of them (0 to 1) do not exceed; 0 of none.
+// percentile returns the least value that is not exceeded by p of the values (0
+// to 1). Without values, percentile returns 0.
 func percentile(values []time.Duration, p float64) time.Duration {
 	if len(values) == 0 {
 		return 0
@@ -18,7 +19,7 @@ func percentile(values []time.Duration, p float64) time.Duration {
 	return sorted[min(max(rank, 1), len(sorted))-1]
 }
 
-// readable prints a duration with as many digits as one reads.
+// readable formats a duration with as many digits as people read.
 func readable(d time.Duration) string {
 	if d < 0 {
 		return "-" + readable(-d)
@@ -40,14 +41,14 @@ func readable(d time.Duration) string {
 	return fmt.Sprintf("%d min", d/time.Minute)
 }
 
-// trimmed is x with at most so many decimals.
+// trimmed formats x with at most the given number of decimals.
 func trimmed(x float64, decimals int) string {
 	scale := math.Pow10(decimals)
 	x = math.Round(x*scale)/scale + 0 // no -0
 	return strconv.FormatFloat(x, 'f', -1, 64)
 }
 
-// plural is "1 term", "2 terms".
+// plural returns "1 term" or "2 terms".
 func plural(n int, one string) string {
 	if n == 1 {
 		return "1 " + one

@@ -26,10 +26,11 @@ const head = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %[1]d %[2]s" 
 <rect width="100%%" height="100%%" fill="#ffffff"/>
 `
 
-// colours of the replicas: neither red, which is for violations, nor orange, which is for faults.
+// The colours of the replicas. None is red, the colour of violations, or
+// orange, the colour of faults.
 var colours = []string{"#0969da", "#1a7f37", "#8250df", "#0f7b8a", "#bf3989", "#6e5c2c"}
 
-// A picture is what Picture draws, while it does.
+// A picture is the state of Picture while it draws.
 type picture struct {
 	*story
 	window
@@ -41,7 +42,8 @@ type picture struct {
 	axis       float64 // its top
 }
 
-// Picture writes an SVG timeline of a run: when each replica led and worked, and what was done to it.
+// Picture writes an SVG timeline of a run: when each replica led and worked,
+// and the faults that struck it.
 func Picture(w io.Writer, r history.Run, o Options) error {
 	s := tell(r.Events, r.TTL)
 	p := &picture{story: s, window: s.window(o), run: r, options: o}
@@ -79,7 +81,8 @@ func (p *picture) describe() string {
 		"Faults are marked where they struck, those of the database in a lane of their own. The time is in seconds since the start."
 }
 
-// x is where an instant is; what is not in the window is at its edge.
+// x returns the place of an instant. An instant outside the window is at the
+// window's edge.
 func (p *picture) x(at int64) float64 {
 	at = min(max(at, p.from), p.to)
 	return plotLeft + float64(at-p.from)/float64(p.to-p.from)*(plotRight-plotLeft)
@@ -185,7 +188,7 @@ func (p *picture) drawAxis() {
 	}
 }
 
-// drawReplica draws what is below the faults in a replica's lane.
+// drawReplica draws the part of a replica's lane below the faults.
 func (p *picture) drawReplica(l *lane, colour string) {
 	top, work := l.barTop(), l.barTop()+trustHeight+3
 	high := work + workHeight - top
@@ -212,7 +215,8 @@ func (p *picture) drawReplica(l *lane, colour string) {
 	}
 }
 
-// blocked is when some fault, or several, may have kept everyone from the lease.
+// blocked returns the times in which some fault, or several, may have kept
+// everyone from the lease.
 func (s *story) blocked() []span {
 	var all []span
 	for _, f := range s.faults {
@@ -231,7 +235,8 @@ func (p *picture) sees(t *term) bool {
 	return t.begin < p.to && max(t.trusted(), t.work.to, t.until) >= p.from
 }
 
-// drawTerm draws trust, what is left of it after the process, the time for which others still wait for the row, and work.
+// drawTerm draws the trust, the rest of the trust after the end of the process,
+// the time for which others still wait for the row, and the work.
 func (p *picture) drawTerm(t *term, top, work float64, colour string) {
 	what := fmt.Sprintf("%s leads in term %d", t.proc, t.epoch)
 	alive := p.alive(t)
@@ -253,7 +258,8 @@ func (p *picture) drawTerm(t *term, top, work float64, colour string) {
 	}
 }
 
-// drawEpoch writes the number of a term where its process was well, or at least alive, if there is room.
+// drawEpoch writes the number of a term, if there is room. The number goes
+// where the process was well, or at least alive.
 func (p *picture) drawEpoch(t *term, y float64) {
 	alive := p.alive(t)
 	well := alive
@@ -271,7 +277,8 @@ func (p *picture) drawEpoch(t *term, y float64) {
 	}
 }
 
-// alive is until when a leader could trust that it is one.
+// alive returns the end of a leader's trust, or of its process if the process
+// ended earlier.
 func (p *picture) alive(t *term) int64 {
 	if exit, ok := p.exit(t); ok {
 		return min(t.trusted(), exit.At)
@@ -279,7 +286,8 @@ func (p *picture) alive(t *term) int64 {
 	return t.trusted()
 }
 
-// drawRefused draws a cross per refused write, unless it would touch the one before.
+// drawRefused draws a cross for each refused write, unless the cross would
+// touch the cross before.
 func (p *picture) drawRefused(replica string, y float64) {
 	last := math.Inf(-1)
 	for _, e := range p.refused {
@@ -322,7 +330,7 @@ func (p *picture) drawViolations() {
 	}
 }
 
-// drawLegend explains what is to be seen, in rows.
+// drawLegend explains the signs of the picture, in rows.
 func (p *picture) drawLegend() {
 	x, y := 14.0, p.axis+48
 	colour := colours[0]

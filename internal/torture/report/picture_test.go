@@ -15,7 +15,8 @@ import (
 	"github.com/sqllease/lease/internal/torture/history"
 )
 
-// golden compares with a file in testdata, which LEASE_UPDATE_GOLDEN=1 rewrites.
+// golden compares got with a file in testdata. LEASE_UPDATE_GOLDEN=1 rewrites
+// the file.
 func golden(t *testing.T, name, got string) {
 	t.Helper()
 	name = filepath.Join("testdata", name)
@@ -33,7 +34,7 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
-// drawn draws, and checks that it is well-formed.
+// drawn draws a picture, and checks that the picture is well-formed.
 func drawn(t *testing.T, r history.Run, o Options) string {
 	t.Helper()
 	var out strings.Builder

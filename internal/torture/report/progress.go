@@ -11,7 +11,7 @@ import (
 	"github.com/sqllease/lease/internal/torture/history"
 )
 
-// Counters are what a run came to so far.
+// Counters are the counts of a run so far.
 type Counters struct {
 	Elapsed          time.Duration
 	Terms            int
@@ -20,7 +20,7 @@ type Counters struct {
 	Written, Refused int
 }
 
-// Line is the counters on one line, without its end.
+// Line returns the counters on one line, without a line end.
 func (c Counters) Line() string {
 	var out strings.Builder
 	total := 0
@@ -53,23 +53,24 @@ const (
 	seldom      = 10 * time.Second // between lines that are not rewritten
 )
 
-// A Progress shows how a run goes on: one line, rewritten in place at a terminal, and a line every ten seconds elsewhere. It is fed by Add, in
-// any order, or by Follow, and is safe for concurrent use.
+// A Progress shows the progress of a run. At a terminal the line is rewritten
+// in place. Elsewhere a line follows every ten seconds. Events come from Add,
+// in any order, or from Follow. A Progress is safe for concurrent use.
 type Progress struct {
 	TTL time.Duration // set by the caller
 
 	reading sync.Mutex       // guards read
-	read    map[string]int64 // of each file, how much
+	read    map[string]int64 // bytes read so far, by file
 
 	mu       sync.Mutex // guards the fields below
 	start    int64
-	trust    []history.Event // what tells of terms
+	trust    []history.Event // the events about terms
 	counters Counters
 	shown    time.Duration // Elapsed of the last line
 	inPlace  bool          // the last line has no end yet
 }
 
-// Add takes in an event.
+// Add adds an event.
 func (p *Progress) Add(e history.Event) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -93,7 +94,7 @@ func (p *Progress) Add(e history.Event) {
 	}
 }
 
-// Line is what there is to say at an instant, CLOCK_MONOTONIC in nanoseconds.
+// Line returns the line for an instant, CLOCK_MONOTONIC in nanoseconds.
 func (p *Progress) Line(now int64) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -113,7 +114,7 @@ func (p *Progress) count(now int64) Counters {
 	return c
 }
 
-// Show writes the line, if it is time for one. Call it often.
+// Show writes the line, if a line is due. Call Show often.
 func (p *Progress) Show(w io.Writer, now int64) { p.show(w, IsTerminal(w), now) }
 
 func (p *Progress) show(w io.Writer, terminal bool, now int64) {
@@ -121,7 +122,8 @@ func (p *Progress) show(w io.Writer, terminal bool, now int64) {
 	defer p.mu.Unlock()
 	c := p.count(now)
 	switch {
-	case terminal: // which cuts a long line rather than wrap it
+	// The terminal cuts a long line off, and does not wrap it.
+	case terminal:
 		fmt.Fprintf(w, "\r\x1b[?7l%s\x1b[K\x1b[?7h", c.Line())
 		p.inPlace = true
 	case c.Elapsed >= p.shown+seldom:
@@ -130,7 +132,8 @@ func (p *Progress) show(w io.Writer, terminal bool, now int64) {
 	}
 }
 
-// Done ends a line that was rewritten in place, before something else is written.
+// Done ends a line rewritten in place. Call Done before you write anything
+// else.
 func (p *Progress) Done(w io.Writer) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

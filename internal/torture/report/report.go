@@ -1,5 +1,6 @@
-// Package report shows people what a torture run did: a line while it goes on (Progress), a table at its end (Summary), and a timeline (Picture).
-// It judges nothing: what is a violation comes from the checker.
+// Package report shows a torture run to people: a line during the run
+// (Progress), a table at its end (Summary), and a timeline (Picture). Package
+// report judges nothing. Violations come from the checker.
 package report
 
 import (
@@ -8,11 +9,14 @@ import (
 	"github.com/sqllease/lease/internal/torture/check"
 )
 
-// Options are what a history.Run does not tell of itself. The zero value shows what it can.
+// Options add facts that a history.Run does not have. With the zero value,
+// Summary and Picture show everything else.
 type Options struct {
 	Backend    string
 	Violations []check.Violation
 
-	// What Picture shows, since the first event. Both 0 mean all of it; of a run longer than a minute and a quarter its most eventful minute.
+	// The part that Picture shows, counted from the first event. If both are 0,
+	// Picture shows the whole run, or the most eventful minute of a run longer
+	// than a minute and a quarter.
 	From, To time.Duration
 }

@@ -12,14 +12,15 @@ import (
 	"github.com/sqllease/lease/internal/torture/history"
 )
 
-// A story is a run, told by what lasted: terms, faults, and the absence of processes.
+// A story is a run, told by everything that lasted: terms, faults, and the
+// absence of processes.
 type story struct {
 	start, end int64 // of the run
 	ttl        time.Duration
 	replicas   []string // "r1", "r2", ...
 	terms      []*term  // by their beginning
 	faults     []fault  // by their beginning
-	downs      []span   // by their beginning; of replicas only
+	downs      []span   // by their beginning, of replicas only
 	freezes    []span   // by their beginning
 	exits      []history.Event
 	refused    []history.Event
@@ -34,28 +35,29 @@ type span struct {
 
 func (s span) overlaps(from, to int64) bool { return s.from < to && from < s.to }
 
-// A term is what one replica trusted, and the work that it did for it.
+// A term is the trust of a replica in a term, and its work in that term.
 type term struct {
 	proc  string
 	life  int
 	epoch int64
 	begin int64
 	until int64 // the last deadline
-	end   int64 // as recorded; math.MaxInt64 if it was not
+	end   int64 // as recorded, or math.MaxInt64
 
 	work     span
-	working  bool   // there was any
-	returned bool   // its end was recorded
-	note     string // the cause of its end
+	working  bool   // there was work
+	returned bool   // the end of the work was recorded
+	note     string // the cause for the end of the work
 }
 
-// trusted is when trust ended: at the deadline, or before.
+// trusted returns the end of trust: the deadline, or earlier.
 func (t *term) trusted() int64 { return max(t.begin, min(t.end, t.until)) }
 
-// sent is when the last good statement was, as far as is known: its deadline is two thirds of a TTL later.
+// sent returns when the last good statement was sent, as far as is known. Its
+// deadline is two thirds of a TTL later.
 func (t *term) sent(ttl time.Duration) int64 { return t.until - int64(ttl-ttl/3) }
 
-// overrun is how long work went on after the end of trust.
+// overrun returns how long work continued after the end of trust.
 func (t *term) overrun() time.Duration {
 	if !t.working {
 		return 0
@@ -71,15 +73,16 @@ type fault struct {
 	blocks bool
 }
 
-// database is the target of faults that are nobody's own.
+// database is the target of faults that strike no process.
 const database = "database"
 
-// partOfAnother is the Note of a freeze that a fault of another name brings with it.
+// partOfAnother is the Note of a fault that is part of another fault.
 const partOfAnother = "part"
 
 var replicaName = regexp.MustCompile(`^r[0-9]+$`)
 
-// tell reads the events of a run. It expects nothing of them: what has no end lasts until the run's.
+// tell reads the events of a run. The events may be incomplete: anything
+// without an end lasts until the end of the run.
 func tell(events []history.Event, ttl time.Duration) *story {
 	s := &story{ttl: ttl}
 	if len(events) == 0 {
@@ -91,8 +94,8 @@ func tell(events []history.Event, ttl time.Duration) *story {
 
 	known := map[string]bool{}
 	current := map[string]*term{}        // of a replica
-	open := map[int64][]func(at int64){} // ends what began with the fault of that Seq
-	down := map[string]int{}             // index in downs, of a process that is down
+	open := map[int64][]func(at int64){} // end the story's entries about the fault with this Seq
+	down := map[string]int{}             // index in downs, for each process that is down
 	for _, e := range events {
 		if name := replicaOf(e); name != "" && !known[name] {
 			known[name] = true
@@ -128,7 +131,7 @@ func tell(events []history.Event, ttl time.Duration) *story {
 	return s
 }
 
-// begin takes in a fault. What is only part of another is not counted.
+// begin adds a fault. A part of another fault is not counted.
 func (s *story) begin(e history.Event, open map[int64][]func(at int64)) {
 	f := fault{span{e.Target, 0, e.At, s.end}, e.Name, causeOf(e.Name, e.Target, e.Blocks), e.Blocks}
 	if f.cause == Frozen && strings.HasPrefix(e.Name, "freeze") {
@@ -148,7 +151,7 @@ func (s *story) begin(e history.Event, open map[int64][]func(at int64)) {
 	s.faults = append(s.faults, f)
 }
 
-// replicaOf is the replica that an event tells of, if any.
+// replicaOf returns the replica in an event, or "".
 func replicaOf(e history.Event) string {
 	for _, name := range []string{e.Proc, e.Target} {
 		if replicaName.MatchString(name) {
@@ -158,7 +161,7 @@ func replicaOf(e history.Event) string {
 	return ""
 }
 
-// follow takes in an event about a term.
+// follow adds an event about a term.
 func (s *story) follow(current map[string]*term, e history.Event) {
 	t := current[e.Proc]
 	if e.Kind == history.Begin {
@@ -172,7 +175,8 @@ func (s *story) follow(current map[string]*term, e history.Event) {
 	}
 	switch e.Kind {
 	case history.Extend:
-		if t.end == math.MaxInt64 && e.Until > e.At { // else it came too late to be of use
+		// Otherwise the extension came too late to be of use.
+		if t.end == math.MaxInt64 && e.Until > e.At {
 			t.until = max(t.until, e.Until)
 		}
 	case history.End:
@@ -184,7 +188,7 @@ func (s *story) follow(current map[string]*term, e history.Event) {
 	}
 }
 
-// endWork ends work that did not tell of its end with its process.
+// endWork ends work without a recorded end at the end of its process.
 func (s *story) endWork() {
 	for _, t := range s.terms {
 		if exit, ok := s.exit(t); ok && t.working && !t.returned {
@@ -194,7 +198,7 @@ func (s *story) endWork() {
 	}
 }
 
-// exit is the end of the process that led a term.
+// exit returns the end of the process that led a term.
 func (s *story) exit(t *term) (history.Event, bool) {
 	i := slices.IndexFunc(s.exits, func(e history.Event) bool { return e.Proc == t.proc && e.Life == t.life && e.At >= t.begin })
 	if i < 0 {
@@ -207,7 +211,7 @@ func (s *story) duration() time.Duration { return time.Duration(s.end - s.start)
 
 func killed(exit history.Event) bool { return exit.Note == "killed" }
 
-// politely reports whether a process ended by itself, and well.
+// politely reports whether a process ended by itself, and without an error.
 func politely(exit history.Event) bool {
 	code := strings.TrimPrefix(exit.Note, "exit status ")
 	n, err := strconv.Atoi(code)

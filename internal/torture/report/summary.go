@@ -15,10 +15,10 @@ import (
 	"github.com/sqllease/lease/internal/torture/history"
 )
 
-// noticeable is the least overrun of work that is counted.
+// noticeable is the least overrun of work that counts.
 const noticeable = 100 * time.Millisecond
 
-// Summary writes what a run came to, as a table in plain text.
+// Summary writes the results of a run, as a table in plain text.
 func Summary(w io.Writer, r history.Run, o Options) error {
 	s := tell(r.Events, r.TTL)
 	var out bytes.Buffer
@@ -33,7 +33,7 @@ func Summary(w io.Writer, r history.Run, o Options) error {
 	return err
 }
 
-// headline is all that it takes to know which run it was.
+// headline identifies a run.
 func headline(s *story, r history.Run, o Options) string {
 	words := []string{fmt.Sprintf("seed %d", r.Seed)}
 	if o.Backend != "" {
@@ -63,7 +63,7 @@ func writeFaults(out io.Writer, s *story) {
 	})
 }
 
-// byCount is the keys of counts, the highest count first.
+// byCount returns the keys of counts, the highest count first.
 func byCount(counts map[string]int) []string {
 	return slices.SortedFunc(maps.Keys(counts), func(a, b string) int {
 		return cmp.Or(cmp.Compare(counts[b], counts[a]), cmp.Compare(a, b))
@@ -91,7 +91,8 @@ func writeTerms(out io.Writer, s *story, takeovers []Takeover) {
 	})
 }
 
-// writeTakeovers tells those during which nothing else was wrong from the others: only they can keep to a bound.
+// writeTakeovers separates the takeovers without any other fault from the rest.
+// Only the former can keep to a bound.
 func writeTakeovers(out io.Writer, takeovers []Takeover) {
 	fmt.Fprintf(out, "\nTakeovers: %d, by what ended the term before\n", len(takeovers))
 	if len(takeovers) == 0 {

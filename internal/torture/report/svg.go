@@ -19,7 +19,8 @@ func escape(text string) string {
 	return out.String()
 }
 
-// rect draws a rectangle. The tip, if any, is shown to those who point at it. The attributes are raw.
+// rect draws a rectangle. The tip, if any, is shown to those who point at the
+// rectangle. The attributes are raw.
 func (c *canvas) rect(attributes string, x, y, width, height float64, tip string) {
 	fmt.Fprintf(c, `<rect %s x="%s" y="%s" width="%s" height="%s"`, attributes, px(x), px(y), px(width), px(height))
 	c.finish("rect", tip)
@@ -42,12 +43,13 @@ func (c *canvas) text(attributes string, x, y float64, text string) {
 	fmt.Fprintf(c, `<text %s x="%s" y="%s">%s</text>`+"\n", attributes, px(x), px(y), escape(text))
 }
 
-// width estimates, on the safe side, how wide text of a size is in whatever font the system has.
+// width estimates the width of text of a size, on the safe side for whatever
+// font the system has.
 func width(text string, size float64) float64 {
 	return float64(utf8.RuneCountInString(text)) * size * 0.57
 }
 
-// shorten cuts text to at most so many characters.
+// shorten cuts text to at most the given number of characters.
 func shorten(text string, most int) string {
 	if runes := []rune(text); len(runes) > most {
 		return string(runes[:most-1]) + "…"

@@ -6,24 +6,27 @@ import (
 	"github.com/sqllease/lease/internal/torture/history"
 )
 
-// A Takeover is how one term followed another.
+// A Takeover is the change from one term to the next.
 type Takeover struct {
 	From, To string // replicas, possibly the same
 	Epoch    int64  // of the new term
-	Cause    Cause  // of the old one's end
-	Alone    bool   // nothing else was wrong from Sent to At: no other fault, and no other replica down
-	Sent     int64  // when the old one's last good renewal was sent
-	Trusted  int64  // when its trust ended
-	At       int64  // when the new one began
+	Cause    Cause  // of the old term's end
+	// From Sent to At nothing else was wrong: no other fault, and no other
+	// replica down.
+	Alone   bool
+	Sent    int64 // when the old term's last good renewal was sent
+	Trusted int64 // when the old term's trust ended
+	At      int64 // when the new term began
 }
 
-// SinceRenewal is how long it took from the last good renewal.
+// SinceRenewal returns the time from the last good renewal to the new term.
 func (t Takeover) SinceRenewal() time.Duration { return time.Duration(t.At - t.Sent) }
 
-// SinceTrust is how long nobody led. It is negative if two did.
+// SinceTrust returns how long nobody led. The time is negative if two replicas
+// led at once.
 func (t Takeover) SinceTrust() time.Duration { return time.Duration(t.At - t.Trusted) }
 
-// Takeovers are the takeovers of a run, by time.
+// Takeovers returns the takeovers of a run, by time.
 func Takeovers(r history.Run) []Takeover { return tell(r.Events, r.TTL).takeovers() }
 
 func (s *story) takeovers() []Takeover {
@@ -40,7 +43,8 @@ func (s *story) takeovers() []Takeover {
 	return all
 }
 
-// alone leaves out the fault that is the cause itself, and those of processes that neither campaign nor block.
+// alone ignores the fault that is the cause itself, and the faults of processes
+// that neither campaign nor block.
 func (s *story) alone(t Takeover) bool {
 	for _, f := range s.faults {
 		matters := f.proc == database || f.blocks || replicaName.MatchString(f.proc)

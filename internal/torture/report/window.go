@@ -7,14 +7,14 @@ import (
 )
 
 const (
-	wholeUpTo = 75 * time.Second // a run that is no longer is shown whole
+	wholeUpTo = 75 * time.Second // a run up to this length is shown whole
 	minute    = 60 * time.Second
 )
 
 // A window is the part of a run that a picture shows: [from, to), as At.
 type window struct {
 	from, to int64
-	chosen   bool // not by the caller, and not all of it
+	chosen   bool // the window is neither the caller's choice nor the whole run
 	whole    bool
 }
 
@@ -32,8 +32,10 @@ func (s *story) window(o Options) window {
 	return all
 }
 
-// mostEventful is where the most eventful minute begins, if possible at a whole ten seconds: the one around the first violation, else that with
-// most terms, overruns and faults, of which those of a new kind count more.
+// mostEventful returns the beginning of the most eventful minute, if possible
+// at a whole ten seconds. With violations, that is the minute around the first
+// violation. Otherwise it is the minute with the most terms, overruns and
+// faults. The first fault of each kind counts more.
 func (s *story) mostEventful(violations []check.Violation) int64 {
 	const step = int64(10 * time.Second)
 	last := s.end - int64(minute)
@@ -44,7 +46,8 @@ func (s *story) mostEventful(violations []check.Violation) int64 {
 		}
 	}
 	best, from := -1, s.start
-	every := step * (1 + (last-s.start)/step/1000) // of a run of days not every one
+	// In a run of days, not every step is tried.
+	every := step * (1 + (last-s.start)/step/1000)
 	for at := s.start; at < last+every; at += every {
 		at := min(at, last)
 		if points := s.points(at, at+int64(minute)); points > best {
