@@ -207,7 +207,8 @@ func Claim(ctx context.Context, db *gorm.DB, key, owner, stepID string, ttl time
 
 // ClaimAs is like [Claim], for a row of your own model, found by its primary
 // key. The promises are the same. A soft-deleted row is not found. AfterFind
-// runs on the row that ClaimAs loads.
+// runs on the row that ClaimAs loads. If AfterFind returns an error, so does
+// ClaimAs, and the claim may have been made.
 func ClaimAs[T any, M Model[T]](ctx context.Context, db *gorm.DB, key any, owner, stepID string, ttl time.Duration, now func() time.Time) (*HolderOf[T], error) {
 	op := "claim " + label(key)
 	m, err := openClaim[T, M](ctx, db, owner, stepID, ttl, now)

@@ -130,7 +130,7 @@ func (l *literals) BindVarTo(w clause.Writer, _ *gorm.Statement, value any) {
 
 // columnsOf resolves the columns for a Save, by their names in the table or in
 // Go. Without names, columnsOf returns all of the model's own columns. The
-// revision, Done and the times that GORM keeps up to date are always included.
+// revision, Done and the times of updates are always included.
 func (m *items[T]) columnsOf(names []string) (columns []*schema.Field, err error) {
 	if len(names) == 0 {
 		return m.sql.saved, nil
