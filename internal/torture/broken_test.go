@@ -15,8 +15,8 @@ import (
 // exactly once.
 type edit struct{ file, from, to string }
 
-// A rule is a foundation of everything else, with the edits to break it, and
-// the checker that certainly finds the break.
+// A rule is a foundation of everything else, with the edits to break the rule,
+// and the checker that certainly finds the break.
 type rule struct {
 	name     string
 	edits    []edit
