@@ -14,13 +14,14 @@ import (
 	"gorm.io/gorm"
 )
 
-// The errors to compare with, through [errors.Is]. What the package returns wraps them with the operation and the name.
+// The errors to compare with, through [errors.Is]. The package wraps them with
+// the operation and the name.
 var (
-	ErrHeld     = errors.New("held by another")  // a live claim of another owner
-	ErrLost     = errors.New("lease lost")       // the term, or the claim, is over: expired, taken over, or released
-	ErrInvalid  = errors.New("invalid argument") // found before anything was changed; the message names the argument
-	ErrResigned = errors.New("lease resigned")   // the cause of a work's end after [Elector.Resign]
-	ErrDone     = errors.New("item done")        // it is not to be claimed again
+	ErrHeld     = errors.New("held by another")  // another owner has a live claim
+	ErrLost     = errors.New("lease lost")       // the term or the claim is over: expired, taken over, or released
+	ErrInvalid  = errors.New("invalid argument") // found before any change, and the message names the argument
+	ErrResigned = errors.New("lease resigned")   // the cause of the end of a work's context after [Elector.Resign]
+	ErrDone     = errors.New("item done")        // the item is done and cannot be claimed again
 )
 
 // The longest strings that a row can hold, in characters.
@@ -29,34 +30,47 @@ const (
 	maxHolder = 200
 )
 
-// byHand bounds each attempt of a statement that a caller sends by hand, so that a dead connection cannot hold it for ever under
-// a context that never ends.
+// byHand is the timeout of each attempt of a statement sent by hand. Without
+// byHand, a dead connection could block a caller forever if the context never
+// ends.
 const byHand = 10 * time.Second
 
-// TryAcquire takes or renews the lease name for holder and reports whether holder now has it, until ttl from now.
+// TryAcquire acquires or renews the lease name for holder. It reports whether
+// holder now has the lease, until ttl from now.
 //
-// It is true when the lease was free, released or expired, which begins a new term with the next epoch; and when holder already
-// held it, which renews it under the same epoch. It is false, without an error and without a write, when somebody else holds it.
-// Contenders may call it at the same time: exactly one of them is told true.
+// TryAcquire returns true in two cases. If the lease was free, released or
+// expired, a new term begins, with the next epoch. If holder already held the
+// lease, TryAcquire renews the lease under the same epoch. TryAcquire returns
+// false, without an error and without a write, if somebody else holds the
+// lease. Contenders may call TryAcquire at the same time: exactly one of them
+// gets true.
 //
-// A renewal never shortens the lease: if it would end later anyway, the later time
-// stays. The exception is a lease that was renewed by a clock more than ttl ahead of
-// now. That clock has been put right, and so is the lease.
+// A renewal never shortens the lease: a later expiry stays. There is one
+// exception: a lease that was renewed by a clock more than ttl ahead of now.
+// That clock has been corrected since, and the renewal corrects the lease.
 //
-// On a lease that electors campaign for too, use a holder of your own.
+// If electors also campaign for the lease, use a holder that no elector uses.
 //
-// A zero now lets the database's clock decide, which is what replicas with clocks of their own want. Any other now is taken as
-// the time it is; then everyone on this lease must pass their own, from clocks that agree within a third of the ttl.
+// If now is zero, the database's clock decides. Pass zero if the replicas have
+// clocks of their own. Any other now is taken as the current time. Then
+// everyone on this lease must pass their own time, from clocks that agree
+// within a third of the ttl.
 //
-// It never waits for the lease to come free. It may block on the database until ctx ends: an attempt that gets no answer fails after ten
-// seconds, but one that only contention stops (a locked SQLite file, say) is repeated. A driver may ignore ctx for a while; SQLite's does
-// for its busy_timeout. A caller that acts on true must stop before now + ttl, counted from before the call. Its term, for a [Fence], is
-// what [Find] then says.
+// TryAcquire never waits for the lease to come free. It may block on the
+// database until ctx ends. An attempt without an answer fails after ten
+// seconds. An attempt that only contention stops, such as a locked SQLite file,
+// is retried. A driver may ignore ctx for a while: SQLite's driver does so for
+// its busy_timeout.
 //
-// On a transaction's handle it joins that transaction: nothing is retried there, and a term counts only after the commit.
+// If TryAcquire returns true, stop working ttl after the moment you called it.
+// To fence writes, read the term's epoch with [Find], and make a [Term].
 //
-// The error is [ErrInvalid] for a bad name, holder, ttl, now or handle, before any SQL; else what the database said. After such
-// an error the statement may still have been carried out: ask again.
+// On a transaction's handle, TryAcquire joins the transaction. Nothing is
+// retried there, and a term counts only after the commit.
+//
+// The error is [ErrInvalid] for a bad name, holder, ttl, now or handle, before
+// any SQL. Any other error is the database's. After such an error the database
+// may still have carried out the statement: call TryAcquire again.
 func TryAcquire(ctx context.Context, db *gorm.DB, name, holder string, ttl time.Duration, now time.Time) (bool, error) {
 	op := fmt.Sprintf("acquire %q", name)
 	if err := cmp.Or(checkCtx(ctx), checkName("name", name), checkHolder("holder", holder), checkTTL("ttl", ttl), checkNow(now)); err != nil {
@@ -70,11 +84,11 @@ func TryAcquire(ctx context.Context, db *gorm.DB, name, holder string, ttl time.
 	return got, wrap(op, err)
 }
 
-// acquire looks at the row and sends the one statement that fits it; that
-// statement's own guard decides. If the guard failed, the row had changed:
+// acquire looks at the row and sends the statement for the row's state. The
+// statement's own guard decides. If the guard fails, the row has changed, and
 // acquire looks again.
 func (h *handle) acquire(ctx context.Context, name, holder string, ttl time.Duration, now time.Time) (got bool, err error) {
-	for range 100 { // holder may renew in several places at once; each try that fails was another's success
+	for range 100 { // holder may renew in several places at once, and a failed try means that another succeeded
 		row, err := h.poll(ctx, name, now)
 		switch {
 		case err != nil:
@@ -98,12 +112,16 @@ func (h *handle) acquire(ctx context.Context, name, holder string, ttl time.Dura
 	return false, nil
 }
 
-// Release ends the term in which holder holds the lease name, so that anyone may take it at once. The row stays, and its epoch.
+// Release ends the term in which holder holds the lease name. Anyone may
+// acquire the lease at once. The row and its epoch stay.
 //
-// It does nothing, and returns nil, when holder does not hold the lease: never did, lost it, or let it expire. A zero now lets
-// the database's clock decide, as in [TryAcquire]. It may block on the database, as TryAcquire does.
+// Release does nothing and returns nil if holder does not hold the lease,
+// because holder never did, lost the lease, or let the lease expire. If now is
+// zero, the database's clock decides, as in [TryAcquire]. Release may block on
+// the database, as TryAcquire does.
 //
-// The error is [ErrInvalid] for a bad name, holder, now or handle, before any SQL; else what the database said.
+// The error is [ErrInvalid] for a bad name, holder, now or handle, before any
+// SQL. Any other error is the database's.
 func Release(ctx context.Context, db *gorm.DB, name, holder string, now time.Time) error {
 	op := fmt.Sprintf("release %q", name)
 	if err := cmp.Or(checkCtx(ctx), checkName("name", name), checkHolder("holder", holder), checkNow(now)); err != nil {
@@ -118,8 +136,10 @@ func Release(ctx context.Context, db *gorm.DB, name, holder string, now time.Tim
 
 // Find returns the lease name as the database's clock sees it, held or not.
 //
-// It is one SELECT, on the primary; it may block on the database, as [TryAcquire] does. The error is [gorm.ErrRecordNotFound] when
-// nobody ever held the lease, [ErrInvalid] for a bad name or handle, else what the database said.
+// Find sends one SELECT to the primary. It may block on the database, as
+// [TryAcquire] does. The error is [gorm.ErrRecordNotFound] if nobody ever held
+// the lease, and [ErrInvalid] for a bad name or handle. Any other error is the
+// database's.
 func Find(ctx context.Context, db *gorm.DB, name string) (Status, error) {
 	op := fmt.Sprintf("find %q", name)
 	if err := cmp.Or(checkCtx(ctx), checkName("name", name)); err != nil {
@@ -139,10 +159,12 @@ func Find(ctx context.Context, db *gorm.DB, name string) (Status, error) {
 	return row.status(), nil
 }
 
-// List returns every lease that was ever held, ordered by name, as the database's clock sees them.
+// List returns every lease that was ever held, ordered by name, as the
+// database's clock sees them.
 //
-// It is one SELECT, on the primary; it may block on the database, as [TryAcquire] does. The error is [ErrInvalid] for a bad handle,
-// else what the database said.
+// List sends one SELECT to the primary. It may block on the database, as
+// [TryAcquire] does. The error is [ErrInvalid] for a bad handle. Any other
+// error is the database's.
 func List(ctx context.Context, db *gorm.DB) ([]Status, error) {
 	if err := checkCtx(ctx); err != nil {
 		return nil, wrap("list", err)
@@ -155,8 +177,9 @@ func List(ctx context.Context, db *gorm.DB) ([]Status, error) {
 	return rows, wrap("list", err)
 }
 
-// InstanceID returns a name for this process that no other has: the host's name and a random suffix, new at every call.
-// It fits a holder: never empty, at most 200 characters.
+// InstanceID returns a name for this process that no other process has. The
+// name is the host's name and a random suffix, new at every call. It fits a
+// holder: it is never empty and has at most 200 characters.
 func InstanceID() string {
 	host, err := os.Hostname()
 	if err != nil || checkName("host", host) != nil {
@@ -165,7 +188,7 @@ func InstanceID() string {
 	return host + "-" + strings.ToLower(rand.Text()[:12])
 }
 
-// wrap says which operation failed, once. It keeps nil as nil.
+// wrap names the operation that failed, once. It keeps nil as nil.
 func wrap(op string, err error) error {
 	if err == nil {
 		return nil
@@ -173,7 +196,7 @@ func wrap(op string, err error) error {
 	return fmt.Errorf("lease: %s: %w", op, err)
 }
 
-// invalid is an ErrInvalid that names the argument and what is wrong with it.
+// invalid returns an ErrInvalid that names the argument and its fault.
 func invalid(argument, format string, args ...any) error {
 	return fmt.Errorf("%w: %s %s", ErrInvalid, argument, fmt.Sprintf(format, args...))
 }
@@ -181,7 +204,7 @@ func invalid(argument, format string, args ...any) error {
 func checkName(argument, s string) error   { return checkString(argument, s, maxName) }
 func checkHolder(argument, s string) error { return checkString(argument, s, maxHolder) }
 
-// checkString is the one rule for names, on every database alike.
+// checkString is the one rule for names and holders, on every database.
 func checkString(argument, s string, longest int) error {
 	switch n := utf8.RuneCountInString(s); {
 	case s == "":
@@ -210,7 +233,8 @@ func checkTTL(argument string, ttl time.Duration) error {
 	return nil
 }
 
-// checkNow refuses times that a count of microseconds does not hold.
+// checkNow refuses a time outside the years 1 to 9999, because a count of
+// microseconds does not hold every time.
 func checkNow(now time.Time) error {
 	if y := now.Year(); y < 1 || y > 9999 {
 		return invalid("now", "is in the year %d, outside 1 to 9999", y)
