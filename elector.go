@@ -13,20 +13,34 @@ import (
 	"gorm.io/gorm"
 )
 
-// An Elector runs a function in exactly one of the replicas that campaign for the same lease.
+// An Elector runs a function in exactly one of the replicas that campaign for
+// the same lease.
 //
-// An elector holds only terms that it took itself: after a restart it waits for its own row like anyone else, whatever its Holder. To
-// know whether it leads, ask IsLeader; Leader may name its own Holder, from a term that it had before.
+// An elector holds only terms that it took itself. After a restart it waits for
+// its own row as for any other row, whatever its Holder. To know whether the
+// elector leads, call IsLeader. Leader may name the elector's own Holder, from
+// an earlier term.
 //
-// Set the fields, call [Elector.Run] in a goroutine of your own, and ask the other methods from anywhere; they never block on the
-// database. A zero Elector leads nothing. An Elector must not be copied once it was used.
+// Set the fields, and call [Elector.Run] in a goroutine of your own. Call the
+// other methods from anywhere: they never block on the database. A zero Elector
+// leads nothing. Do not copy an Elector after its first use.
 type Elector struct {
-	DB     *gorm.DB         // required; not a transaction
-	Name   string           // the lease; required, at most 100 characters
-	Holder string           // a label by which others see it, at most 200 characters; "" means one InstanceID for the whole process
-	TTL    time.Duration    // required; a leader that vanishes is replaced after it, so it also sets the pace: renewals come every third
-	Now    func() time.Time // safe for concurrent use; nil lets the database's clock decide, so that the replicas' need not agree
-	Logger *slog.Logger     // nil means slog.Default()
+	// The database. Required. Not a transaction.
+	DB *gorm.DB
+	// The lease. Required, at most 100 characters.
+	Name string
+	// The label by which others see this elector, at most 200 characters. ""
+	// means one InstanceID for the whole process.
+	Holder string
+	// Required. If the leader vanishes, another replica replaces it after the
+	// TTL. So the TTL also sets the pace: the leader renews every third of the
+	// TTL.
+	TTL time.Duration
+	// The clock that decides, safe for concurrent use. nil means the database's
+	// clock. Then the replicas' clocks need not agree.
+	Now func() time.Time
+	// nil means slog.Default().
+	Logger *slog.Logger
 
 	mu  sync.Mutex // guards run
 	run *run       // nil unless Run is running
@@ -34,20 +48,34 @@ type Elector struct {
 
 var processHolder = sync.OnceValue(InstanceID)
 
-// Run campaigns for the lease until ctx ends, and runs work while it leads. It blocks until then.
+// Run campaigns for the lease until ctx ends, and runs work while this elector
+// leads. It blocks until ctx has ended and work has returned.
 //
-// Work runs in one replica at a time, in a goroutine of its own. Its context is cancelled, with a [context.Cause], when the term can
-// no longer be trusted ([ErrLost], at the latest two thirds of a TTL after the last good renewal was sent, whether or not the database
-// answers), on [Elector.Resign] ([ErrResigned]), or when ctx ends (ctx's cause). Run then waits for work to return before it does
-// anything else: it still renews the lease while work winds down, if it still has it, and only then releases it. Work that never
-// returns keeps Run, and may keep the lease, for ever.
+// Work runs in one replica at a time, in a goroutine of its own. Its context is
+// cancelled, with a [context.Cause], in three cases:
 //
-// Work that returns by itself gives the lease back; so does a panic in it, which comes out of Run. After that, and after Resign, the
-// elector stands back for half a TTL so that another replica gets its turn.
+//   - The term can no longer be trusted ([ErrLost]). This happens at the latest
+//     two thirds of a TTL after the last good renewal was sent, whether or not
+//     the database answers.
+//   - [Elector.Resign] was called ([ErrResigned]).
+//   - ctx has ended (ctx's cause).
 //
-// Run returns nil once ctx has ended and work has returned, whatever the database did in between. It waits for the database for at
-// most a third of a TTL or five seconds, whichever is less (but 150 milliseconds for a tiny TTL). The error is [ErrInvalid], at once and
-// before any SQL, for a bad field, a nil work, or a second Run of the same Elector at the same time.
+// Then Run waits for work to return before it does anything else. While work
+// winds down, Run still renews the lease if this elector still holds the lease.
+// Run releases the lease only after work has returned. Work that never returns
+// keeps Run, and may keep the lease, forever.
+//
+// If work returns by itself, Run gives the lease back. If work panics, Run
+// gives the lease back and panics with the same value. After work has returned
+// by itself, and after Resign, the elector stands back for at least half a TTL,
+// to give another replica its turn.
+//
+// Run returns nil once ctx has ended and work has returned, whatever the
+// database did in between. At the end it waits for the database for at most a
+// third of a TTL or five seconds, whichever is less. For a tiny TTL the limit
+// is 150 milliseconds. The error is [ErrInvalid], at once and before any SQL,
+// for a bad field, a nil work, or a second Run of the same Elector at the same
+// time.
 func (e *Elector) Run(ctx context.Context, work func(ctx context.Context)) error {
 	r, err := e.begin(ctx, work)
 	if err != nil {
@@ -62,7 +90,8 @@ func (e *Elector) Run(ctx context.Context, work func(ctx context.Context)) error
 	return nil
 }
 
-// begin checks everything, once, and makes the only copy of the fields that is used from here on.
+// begin checks every argument, once, and copies the fields. From here on only
+// this copy is used.
 func (e *Elector) begin(ctx context.Context, work func(context.Context)) (*run, error) {
 	holder := e.Holder
 	if holder == "" {
@@ -108,14 +137,16 @@ func (e *Elector) current() *run {
 	return e.run
 }
 
-// IsLeader reports whether this elector's work may go on. It looks at the clock, and at nothing that could block: false from the
-// instant at which the work's context ends, for whatever reason.
+// IsLeader reports whether this elector's work may go on. It looks at the clock
+// and never blocks. The result is false from the instant at which the work's
+// context ends, for whatever reason.
 func (e *Elector) IsLeader() bool {
 	_, ok := e.Term()
 	return ok
 }
 
-// Term returns the term that this elector leads in. ok is what [Elector.IsLeader] says.
+// Term returns the term in which this elector leads. ok is the result of
+// [Elector.IsLeader].
 func (e *Elector) Term() (t Term, ok bool) {
 	if r := e.current(); r != nil {
 		if t := r.tenure(); t != nil && t.leads() {
@@ -125,8 +156,10 @@ func (e *Elector) Term() (t Term, ok bool) {
 	return Term{}, false
 }
 
-// Leader returns who holds the lease, as this elector last observed: up to a third of a TTL ago. ok is false when nobody does, when
-// the last observation has expired, and when Run is not running. It makes no database call.
+// Leader returns the holder of the lease, as last observed by this elector.
+// While the database answers promptly, the observation is at most a third of a
+// TTL old. ok is false if nobody holds the lease, if the last observation has
+// expired, or if Run is not running. Leader makes no database call.
 func (e *Elector) Leader() (holder string, ok bool) {
 	if r := e.current(); r != nil {
 		return r.leader()
@@ -134,8 +167,10 @@ func (e *Elector) Leader() (holder string, ok bool) {
 	return "", false
 }
 
-// Resign hands the lease over: the work's context ends with [ErrResigned], and once work has returned the lease is released. The
-// elector campaigns again, after half a TTL. Resign returns at once, and does nothing unless IsLeader; work may call it.
+// Resign hands the lease over. It cancels the work's context with
+// [ErrResigned]. Once work has returned, Run releases the lease, and the
+// elector campaigns again after at least half a TTL. Resign returns at once,
+// and does nothing unless IsLeader returns true. Work may call Resign.
 func (e *Elector) Resign() {
 	if r := e.current(); r != nil {
 		if t := r.tenure(); t != nil && t.leads() {
@@ -144,8 +179,10 @@ func (e *Elector) Resign() {
 	}
 }
 
-// Health is nil while Run runs, the database has answered within a TTL, and no work outlives its term. Otherwise it says which, with the
-// database's last error in it. It makes no database call: it is meant for readiness probes.
+// Health returns nil while Run runs, the database has answered within a TTL,
+// and no work outlives its term. Otherwise the error names the failed
+// condition, and includes the database's last error, if any. Health makes no
+// database call, and is meant for readiness probes.
 func (e *Elector) Health() error {
 	r := e.current()
 	if r == nil {
@@ -154,8 +191,8 @@ func (e *Elector) Health() error {
 	return wrap(fmt.Sprintf("elector %q", r.name), r.health())
 }
 
-// A store is what an elector asks of the table: four statements, each of which may block until its context ends, or longer with a
-// driver that ignores it.
+// A store is what an elector asks of the table: four statements. Each may block
+// until its context ends, or longer if the driver ignores the context.
 type store interface {
 	poll(ctx context.Context) (sighting, error)
 	take(ctx context.Context, seen sighting) (Term, bool, error)
@@ -163,7 +200,7 @@ type store interface {
 	release(ctx context.Context, t Term) error
 }
 
-// A run is one call of Run. Its goroutine alone writes what is in it.
+// A run is one call of Run.
 type run struct {
 	// Set at the start.
 	store  store
@@ -173,11 +210,12 @@ type run struct {
 	log    *slog.Logger
 	tally  *tally
 	flight flight
-	view   // what others may see
+	view   // what other goroutines may see, with a mutex of its own
 
+	// Written by Run's goroutine alone.
 	watch   watch
-	standby instant // no takeover before
-	quiet   instant // no further log line about a failing database before
+	standby instant // no takeover before this instant
+	quiet   instant // no further log line about a failing database before this instant
 }
 
 func newRun(s store, name, holder string, ttl time.Duration, log *slog.Logger) *run {
@@ -204,7 +242,8 @@ func (r *run) campaign(ctx context.Context, work func(context.Context)) {
 	}
 }
 
-// follow watches the lease until it is won, or until ctx ends; then it returns nil, and nothing is held.
+// follow watches the lease until the elector has won, and returns the tenure.
+// If ctx ends first, follow returns nil, and the elector holds nothing.
 func (r *run) follow(ctx context.Context) *tenure {
 	failures := 0
 	for {
@@ -227,11 +266,12 @@ func (r *run) follow(ctx context.Context) *tenure {
 	}
 }
 
-// consider polls once and takes the lease if the rules of the watch allow it. Otherwise it says when to poll again.
+// consider polls once, and takes the lease if the watch allows a take.
+// Otherwise consider returns the pause until the next poll.
 func (r *run) consider(ctx context.Context) (t *tenure, wait time.Duration, err error) {
 	row, err := ask(ctx, r.flight, r.pace.patience(), r.store.poll)
 	if err == nil {
-		err = ctx.Err() // nothing is taken any more
+		err = ctx.Err() // a run whose ctx has ended takes nothing
 	}
 	if err != nil {
 		return nil, 0, err
@@ -252,8 +292,10 @@ func (r *run) consider(ctx context.Context) (t *tenure, wait time.Duration, err 
 	return t, wait, err
 }
 
-// take sends a takeover right after an answered poll, so that one that hangs cannot land much later. It returns a tenure that may be
-// led, or none. It hears the answer even if ctx ends meanwhile, within bounds, and gives back at once what was won too late.
+// take sends a takeover right after an answered poll, and limits its time. So a
+// takeover that hangs cannot land much later than the poll. take returns a
+// tenure that may lead, or nil. If ctx ends meanwhile, take still waits for the
+// answer, within bounds. It gives back at once a lease that was won too late.
 func (r *run) take(ctx context.Context) (*tenure, error) {
 	seen := r.watch.row
 	if !seen.exists {
@@ -306,7 +348,8 @@ func (r *run) take(ctx context.Context) (*tenure, error) {
 	}
 }
 
-// lead runs work in a tenure, renews it for as long as work runs, and gives it back. It returns, or panics, when work has.
+// lead runs work in a tenure, renews the lease while work runs, and gives the
+// lease back. It returns when work has returned, and panics if work panicked.
 func (r *run) lead(ctx context.Context, t *tenure, work func(context.Context)) {
 	r.tally.begin()
 	r.publish(t)
@@ -329,7 +372,7 @@ func (r *run) lead(ctx context.Context, t *tenure, work func(context.Context)) {
 	default:
 		log.Info("lease: work has ended; releasing", "cause", cause)
 	}
-	if !lost || reason == byDeadline || reason == byRefusal { // the row may still be its own
+	if !lost || reason == byDeadline || reason == byRefusal { // the row may still name this term
 		r.release(t.term)
 	}
 	if end.panicked != nil {
@@ -346,7 +389,8 @@ type ending struct {
 	stack    []byte
 }
 
-// start runs work in a goroutine of its own, so that a panic or a runtime.Goexit in it ends only that.
+// start runs work in a goroutine of its own. A panic or a runtime.Goexit in
+// work ends only this goroutine.
 func (r *run) start(t *tenure, work func(context.Context)) <-chan ending {
 	finished := make(chan ending, 1)
 	go func() {
@@ -367,11 +411,12 @@ type renewal struct {
 	sent    instant
 	took    time.Duration
 	renewed bool
-	row     sighting // if not renewed, what stands there instead
+	row     sighting // what stands in the table, if the attempt did not renew
 	err     error
 }
 
-// attend renews the tenure until work has finished. Nothing in it waits for a statement, and the tenure's deadline does not wait for it.
+// attend renews the tenure until work has finished. It never waits for a
+// statement, and the tenure's deadline does not wait for attend.
 func (r *run) attend(ctx context.Context, t *tenure, finished <-chan ending) ending {
 	attempts, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
@@ -397,7 +442,7 @@ func (r *run) attend(ctx context.Context, t *tenure, finished <-chan ending) end
 		case <-due.C:
 			if t.held() {
 				r.renew(attempts, t, answers)
-				due.Reset(r.pace.joining()) // the next attempt, unless this one is answered before
+				due.Reset(r.pace.joining()) // when the next attempt joins, unless an answer comes first
 			}
 		case a := <-answers:
 			due.Reset(r.judge(t, a))
@@ -427,8 +472,9 @@ func (r *run) attend(ctx context.Context, t *tenure, finished <-chan ending) end
 	}
 }
 
-// renew sends one attempt, on a connection of its own if others have not been answered. An attempt is heard for a third of a TTL, so
-// that a slow database is heard as well as one with a dead connection.
+// renew sends one attempt, on a connection of its own while earlier attempts
+// have no answer. Each attempt is heard for a third of a TTL. So Run hears a
+// slow database as well as a database behind a dead connection.
 func (r *run) renew(attempts context.Context, t *tenure, answers chan<- renewal) {
 	sent := r.clock()
 	r.flight.send(attempts, r.pace.hearing(), func(ctx context.Context) {
@@ -442,14 +488,15 @@ func (r *run) renew(attempts context.Context, t *tenure, answers chan<- renewal)
 		select {
 		case answers <- a:
 		case <-attempts.Done():
-			if reason, _ := t.lost(); a.err != nil && reason == byDeadline { // it is among those that cost the lease
+			if reason, _ := t.lost(); a.err != nil && reason == byDeadline { // this failure helped to lose the lease
 				r.tally.renewal(renewalFailed, 0)
 			}
 		}
 	})
 }
 
-// judge draws the conclusions of an answer: it may extend the tenure or end it. It returns when the next attempt is due.
+// judge draws the conclusions of an answer: judge may extend or end the tenure.
+// It returns the pause until the next attempt.
 func (r *run) judge(t *tenure, a renewal) time.Duration {
 	if a.err != nil {
 		r.tally.renewal(renewalFailed, 0)
@@ -480,12 +527,13 @@ func (r *run) judge(t *tenure, a renewal) time.Duration {
 	return r.pace.doubting()
 }
 
-// untilDue is how long it is until the tenure should be renewed.
+// untilDue returns the time until the next renewal is due.
 func (r *run) untilDue(t *tenure) time.Duration {
 	return max(r.clock().until(t.sent.plus(r.pace.renewal())), leastPause)
 }
 
-// trouble notes an error of the database, and logs it: the first, and then at most once per TTL.
+// trouble notes a database error, and logs it: the first error, and then at
+// most one per TTL.
 func (r *run) trouble(op string, err error) {
 	r.fail(err)
 	if now := r.clock(); r.quiet.left(now) == 0 {
@@ -494,7 +542,8 @@ func (r *run) trouble(op string, err error) {
 	}
 }
 
-// release gives a term's row back, within bounds; failing that, the row expires by itself.
+// release gives a term's row back, within bounds. If release fails, the row
+// expires by itself.
 func (r *run) release(term Term) {
 	ctx, cancel := context.WithTimeout(context.Background(), r.pace.parting())
 	defer cancel()
