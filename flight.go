@@ -6,11 +6,13 @@ import (
 	"time"
 )
 
-// maxInFlight bounds the statements of one run that have not returned, even in a driver that ignores contexts.
+// maxInFlight bounds the statements of a run that have not returned, even if
+// the driver ignores contexts.
 const maxInFlight = 4
 
-// A flight is the statements of one run that have not returned. Each has a goroutine of its own, so that a driver that hangs, or ignores
-// its context, holds up nobody but itself.
+// A flight holds the statements of a run that have not returned. Each statement
+// has a goroutine of its own. So a driver that hangs, or ignores its context,
+// holds up nobody else.
 type flight chan struct{}
 
 var (
@@ -18,7 +20,8 @@ var (
 	errSilent = errors.New("no answer in time")
 )
 
-// send runs a statement in a goroutine of its own, with limit as its timeout. It is false when too many have not returned.
+// send runs a statement in a goroutine of its own, with limit as its timeout.
+// send returns false if too many statements have not returned.
 func (f flight) send(ctx context.Context, limit time.Duration, statement func(context.Context)) bool {
 	select {
 	case f <- struct{}{}:
@@ -34,7 +37,8 @@ func (f flight) send(ctx context.Context, limit time.Duration, statement func(co
 	return true
 }
 
-// ask sends a statement and waits for its answer: for limit at most, and no longer than ctx, whatever the driver does with either.
+// ask sends a statement and waits for its answer: for limit at most, and no
+// longer than ctx lives, even if the driver ignores both.
 func ask[T any](ctx context.Context, f flight, limit time.Duration, statement func(context.Context) (T, error)) (T, error) {
 	type answer struct {
 		value T
@@ -60,7 +64,7 @@ func ask[T any](ctx context.Context, f flight, limit time.Duration, statement fu
 	}
 }
 
-// settle waits for all of them to return, for limit at most.
+// settle waits for all statements to return, for limit at most.
 func (f flight) settle(limit time.Duration) {
 	bound := time.NewTimer(limit)
 	defer bound.Stop()
@@ -74,7 +78,7 @@ func (f flight) settle(limit time.Duration) {
 	}
 }
 
-// sleep pauses, and reports whether ctx lived through it.
+// sleep pauses for d, or until ctx ends. It returns false if ctx ended.
 func sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -9,8 +9,10 @@ import (
 	"github.com/sqllease/lease/internal/hook"
 )
 
-// An instant is one reading of both clocks of this machine. The monotonic one is not stepped, but stands still while the machine is
-// suspended; the wall clock may be stepped, but runs on. Whichever says that more time has passed is believed.
+// An instant is one reading of both clocks of this machine. The monotonic clock
+// is never stepped, but stands still while the machine is suspended. The wall
+// clock may be stepped, but runs on. A deadline has passed once either clock
+// says so: see until.
 type instant struct {
 	mono time.Duration // since an arbitrary start
 	wall time.Duration // since the Unix epoch
@@ -27,17 +29,18 @@ func machineClock() instant {
 	return i
 }
 
-// plus saturates, so that a huge TTL never wraps around.
+// plus saturates: a huge TTL never wraps around.
 func (i instant) plus(d time.Duration) instant {
 	return instant{mono: saturatingAdd(i.mono, d), wall: saturatingAdd(i.wall, d)}
 }
 
-// until is how long it is from i to deadline, by the clock that says less.
+// until returns the time from i to deadline, by the clock that says less.
 func (i instant) until(deadline instant) time.Duration {
 	return min(deadline.mono-i.mono, deadline.wall-i.wall)
 }
 
-// left is how long it is from now to i by the monotonic clock; the zero instant has always passed.
+// left returns the time from now to i by the monotonic clock, or 0 if i has
+// passed. The zero instant has always passed.
 func (i instant) left(now instant) time.Duration {
 	if i == (instant{}) {
 		return 0
@@ -52,48 +55,54 @@ func saturatingAdd(a, b time.Duration) time.Duration {
 	return a + b
 }
 
-// A tenure is one term of this process, or one claim with a heartbeat, while it lasts: what its Run knows, its work trusts and everyone else
-// may ask.
+// A tenure is one term of this process, or one claim with a heartbeat, while
+// the term or claim lasts. Run changes it, the work trusts it, and anyone may
+// ask it.
 //
-// It is held from its beginning to its end; the end is the deadline, or an earlier one that Run saw, whichever comes first. Whoever
-// sees it first, a timer or a question, makes it final: nothing revives a tenure. It keeps its own deadline, by a timer that waits for
-// no statement, lock or log.
+// A tenure is held from its beginning to its end. The end is the deadline, or
+// an earlier end that Run saw, whichever comes first. Whoever sees the end
+// first, a timer or a question, makes the end final: nothing revives a tenure.
+// A tenure keeps its own deadline, by a timer that waits for no statement, no
+// database lock and no log.
 //
-// Its work's context ends with it, or before it: when the elector resigns or stops, the work is cancelled while the tenure is still
-// held (and renewed), until the work has returned.
+// The work's context ends with its tenure, or before. When the elector resigns
+// or stops, the work is cancelled while the tenure is still held. Then the
+// elector renews the tenure until the work has returned.
 type tenure struct {
 	term   Term
-	ctx    context.Context // the work's
+	ctx    context.Context // the work's context
 	cancel context.CancelCauseFunc
-	over   chan struct{} // closed at the end
+	over   chan struct{} // closed at the tenure's end
 	clock  func() instant
 	pace   pace
-	sent   instant // the last good statement was, as Run's goroutine knows
+	sent   instant // when the last good statement was sent, for Run's goroutine only
 
 	mu       sync.Mutex // guards the fields below
 	deadline instant
 	ended    bool
 	reason   string
-	cause    error // of its work's end
+	cause    error // of the end of the work's context
 	timer    *time.Timer
 }
 
-// Why a tenure ended, as the metrics and the log say it.
+// The reasons why a tenure ends, as the metrics and the log name them.
 const (
 	byDeadline = "deadline" // no renewal in time
 	byTakeover = "taken"    // the row names another term
-	byOthers   = "released" // by hand
+	byOthers   = "released" // released by hand
 	byDeletion = "deleted"  // the row is gone
-	byRefusal  = "expired"  // by the clock that decides, the term can no longer be renewed
+	byRefusal  = "expired"  // by the deciding clock, the term can no longer be renewed
 	byRelease  = ""         // not lost: given back
 )
 
-// newTenure begins the tenure of a term whose acquisition was sent at sent; its work's context is a child of parent. It may be over already.
+// newTenure begins the tenure of a term. sent is when the acquisition was sent.
+// The work's context is a child of parent. The tenure may be over already.
 func newTenure(parent context.Context, term Term, sent instant, ttl time.Duration, clock func() instant) *tenure {
 	return startTenure(WithTerm(parent, term), term, sent, ttl, clock)
 }
 
-// startTenure begins one of whatever parent carries; only a lease has a term.
+// startTenure begins a tenure, whatever parent carries. Only a lease has a
+// term: for a claim, term is zero.
 func startTenure(parent context.Context, term Term, sent instant, ttl time.Duration, clock func() instant) *tenure {
 	p := pace(ttl)
 	t := &tenure{
@@ -109,7 +118,8 @@ func startTenure(parent context.Context, term Term, sent instant, ttl time.Durat
 	return t
 }
 
-// watch ends the tenure in time, and looks at both clocks now and then since a timer follows only the monotonic one.
+// watch ends the tenure in time. It looks at both clocks now and then, because
+// a timer follows only the monotonic clock.
 func (t *tenure) watch() {
 	left := t.left()
 	t.mu.Lock()
@@ -119,7 +129,8 @@ func (t *tenure) watch() {
 	}
 }
 
-// left is how long the tenure is held if it is not renewed; 0 once it is over.
+// left returns how long the tenure is held without another renewal. It returns
+// 0 once the tenure is over. If the deadline has passed, left ends the tenure.
 func (t *tenure) left() time.Duration {
 	t.mu.Lock()
 	left := t.clock().until(t.deadline)
@@ -138,7 +149,8 @@ func (t *tenure) held() bool { return t.left() > 0 }
 // leads reports whether the work may go on.
 func (t *tenure) leads() bool { return t.ctx.Err() == nil }
 
-// extend moves the deadline to a later one, if the tenure is still held, and reports whether it is.
+// extend moves the deadline, if the new deadline is later and the tenure is
+// still held. It reports whether the tenure is held.
 func (t *tenure) extend(deadline instant) bool {
 	if !t.held() {
 		return false
@@ -152,7 +164,9 @@ func (t *tenure) extend(deadline instant) bool {
 	return !t.ended
 }
 
-// end makes the tenure over, for good; the first reason stays. When it returns the work's context has ended, whoever came first.
+// end makes the tenure over, for good. The first reason stays. When end
+// returns, the work's context has ended, even if another call ended the tenure
+// first.
 func (t *tenure) end(reason string) {
 	t.mu.Lock()
 	if !t.ended {
@@ -162,45 +176,48 @@ func (t *tenure) end(reason string) {
 		}
 		t.timer.Stop()
 		close(t.over)
-		t.tell(hook.End, instant{}) // nobody is told yet that it is held: that takes the lock
+		t.tell(hook.End, instant{}) // under the lock: from here on nobody may see the tenure as held
 	}
 	cause := t.cause
 	t.mu.Unlock()
-	t.cancel(cause) // not under the lock: it calls what the work hung on its context
+	t.cancel(cause) // not under the lock: cancel calls functions that the work hung on its context
 }
 
-// tell is for whoever watches from outside what a term of a lease is trusted for.
+// tell reports to an outside observer for how long a term of a lease is
+// trusted.
 func (t *tenure) tell(step hook.Step, deadline instant) {
 	if hook.Trust != nil && t.term != (Term{}) {
 		hook.Trust(step, t.term.Name, t.term.Epoch, func() time.Duration { return deadline.left(t.clock()) })
 	}
 }
 
-// lost says why the tenure is over, if it was not given back.
+// lost returns why the tenure is over. ok is false if the tenure is still held,
+// or was given back.
 func (t *tenure) lost() (reason string, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.reason, t.ended && t.reason != byRelease
 }
 
-// A workContext is the work's context: its Err looks at the clock, so that it tells the truth to work that was frozen past its
-// deadline, even before the timer's goroutine had its turn.
+// A workContext is the work's context. Its Err looks at the clock. So work that
+// was frozen past its deadline learns the truth, even before the timer's
+// goroutine runs.
 type workContext struct {
 	context.Context
 	parent context.Context
 	tenure *tenure
 }
 
-// Err is nil while the work may go on.
+// Err returns nil while the work may go on.
 func (c *workContext) Err() error {
-	_ = c.parent.Err() // it may be the context of other work, which looks at a clock of its own
-	c.tenure.held()    // ends the context if not
+	_ = c.parent.Err() // parent may be the context of other work, and look at a clock of its own
+	c.tenure.held()    // ends the context if the tenure is over
 	return c.Context.Err()
 }
 
 type termContextKey struct{}
 
-// Value finds the work's context itself below any context derived from it.
+// Value lets any derived context find the work's context itself.
 func (c *workContext) Value(key any) any {
 	if key == (termContextKey{}) {
 		return c

@@ -7,36 +7,38 @@ import (
 	"time"
 )
 
-// A view is what others may see of a run. Run's goroutine alone writes it; anyone may ask.
+// A view is what others may see of a run. Run writes it, and anyone may ask it.
 type view struct {
 	clock func() instant
 	fresh time.Duration // how long an answer of the database counts: a TTL
 
 	mu         sync.Mutex // guards the fields below
-	current    *tenure    // from before its work starts until that returned
-	holds      string     // the leader as last observed,
-	holdsUntil instant    // and for how long that is worth something
+	current    *tenure    // set from before the work starts until the work has returned
+	holds      string     // the leader as last observed
+	holdsUntil instant    // the end of that observation's validity
 	epoch      int64      // the highest seen
-	heard      bool       // the database gave a good answer,
-	answered   instant    // the last time
-	failure    error      // what it gave instead since then
+	heard      bool       // the database has given a good answer
+	answered   instant    // when the last good answer came
+	failure    error      // the last failure since then
 }
 
-// publish lets others see the tenure whose work runs, or that there is none.
+// publish lets others see the tenure whose work runs, or nil if no work runs.
 func (v *view) publish(t *tenure) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.current = t
 }
 
-// tenure is the one whose work runs, whether or not it may still go on; nil if none does.
+// tenure returns the tenure whose work runs, whether or not the work may still
+// go on. It returns nil if no work runs.
 func (v *view) tenure() *tenure {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.current
 }
 
-// observe lets others see who leads until when, and the highest epoch, after a poll that was answered.
+// observe publishes an answered poll: the leader, until when, and the highest
+// epoch.
 func (v *view) observe(holder string, until instant, epoch int64) {
 	v.mu.Lock()
 	v.holds, v.holdsUntil, v.epoch = holder, until, epoch
@@ -44,7 +46,7 @@ func (v *view) observe(holder string, until instant, epoch int64) {
 	v.hear()
 }
 
-// highest is the highest epoch seen.
+// highest returns the highest epoch seen.
 func (v *view) highest() int64 {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -54,7 +56,7 @@ func (v *view) highest() int64 {
 	return v.epoch
 }
 
-// leader is who leads, as last observed.
+// leader returns the leader as last observed.
 func (v *view) leader() (string, bool) {
 	if t := v.tenure(); t != nil && t.held() {
 		return t.term.Holder, true
@@ -67,21 +69,21 @@ func (v *view) leader() (string, bool) {
 	return v.holds, true
 }
 
-// hear notes that the database answered.
+// hear notes a good answer of the database.
 func (v *view) hear() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.heard, v.answered, v.failure = true, v.clock(), nil
 }
 
-// fail notes that it did not, or with an error.
+// fail notes a failure: no answer in time, or an error.
 func (v *view) fail(err error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.failure = err
 }
 
-// health is nil while the database answers, and no work outlives its term.
+// health returns nil while the database answers and no work outlives its term.
 func (v *view) health() error {
 	if t := v.tenure(); t != nil && !t.held() {
 		return fmt.Errorf("work outlives its term: %w", ErrLost)
