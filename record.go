@@ -17,38 +17,43 @@ import (
 
 const leasesTable = "leases"
 
-// A Record is one row of the table leases: who holds a lease, in which term, until when.
+// A Record is one row of the table leases: the holder of a lease, the term, and
+// the expiry.
 //
-// The table keeps its times as whole microseconds since the Unix epoch, in BIGINT columns, which mean the same in every database
-// and time zone. Through GORM, [Find] and [List] they read as times, in UTC; a condition written by hand must compare
-// microseconds.
+// The table keeps its times as whole microseconds since the Unix epoch, in
+// BIGINT columns. Such columns mean the same in every database and time zone.
+// GORM, [Find] and [List] return the times in UTC. A condition written by hand
+// must compare microseconds.
 type Record struct {
 	// At most 100 characters.
 	Name string `gorm:"column:name;primaryKey;not null;size:100"`
-	// At most 200 characters; empty once released.
+	// At most 200 characters. Empty once released.
 	Holder string `gorm:"column:holder;size:200;not null;default:('')"`
-	// Grows by one with every new term; never reset.
+	// Grows by one with every new term. Never reset.
 	Epoch int64 `gorm:"column:epoch;not null;default:(0)"`
 	// The term ends here, unless it is renewed.
 	ExpiresAt time.Time `gorm:"column:expires_at;type:bigint;not null;default:(0);serializer:lease_unix_micro"`
 	// The term began here.
 	AcquiredAt time.Time `gorm:"column:acquired_at;type:bigint;not null;default:(0);serializer:lease_unix_micro"`
-	// The last renewal, or the acquisition. It grows with every renewal of a
-	// term, by a microsecond if the clock was set back.
+	// The last renewal, or the acquisition. Grows with every renewal of a term,
+	// by a microsecond if the clock was set back. Only [TryAcquire] may set it
+	// back, if a clock was more than a TTL ahead.
 	RenewedAt time.Time `gorm:"column:renewed_at;type:bigint;not null;default:(0);serializer:lease_unix_micro"`
 }
 
-// TableName is "leases", whatever GORM's naming strategy says; [Tables] puts a prefix before it.
+// TableName returns "leases", whatever GORM's naming strategy says. [Tables]
+// puts a prefix before the name.
 func (Record) TableName() string { return leasesTable }
 
 // A Status is a [Record] as the database's clock sees it.
 type Status struct {
 	Record
-	Held      bool          // somebody holds it now
-	Remaining time.Duration // until it expires; 0 unless Held
+	Held      bool          // somebody holds the lease now
+	Remaining time.Duration // until the lease expires, 0 unless Held
 }
 
-// A sighting is what one poll saw: the row, or that there is none, and the clock that expiry is measured by.
+// A sighting is the answer to a poll: the row, if there is a row, and the time
+// by the clock that measures expiry.
 type sighting struct {
 	Record
 	exists bool
@@ -58,10 +63,12 @@ type sighting struct {
 // live reports whether somebody holds the lease.
 func (s sighting) live() bool { return s.exists && s.Holder != "" && s.ExpiresAt.After(s.now) }
 
-// everHeld reports whether there was a term; a table of an older version kept no epochs.
+// everHeld reports whether the lease ever had a term. A table of an older
+// version kept no epochs, so a holder counts too.
 func (s sighting) everHeld() bool { return s.exists && (s.Epoch > 0 || s.Holder != "") }
 
-// ttl is how long the row's last renewal was for; 0 if a table of an older version did not say.
+// ttl returns the TTL of the row's last renewal, or 0 if a table of an older
+// version did not record the renewal.
 func (s sighting) ttl() time.Duration {
 	if s.RenewedAt.IsZero() {
 		return 0
@@ -69,13 +76,13 @@ func (s sighting) ttl() time.Duration {
 	return s.ExpiresAt.Sub(s.RenewedAt)
 }
 
-// age is how long ago the row was renewed, by the clock that decides, if that
-// was for ttl; 0 if the row says that it was not yet.
+// age returns how long ago the row was renewed, by the deciding clock, if the
+// renewal was for ttl. A renewal in the future has the age 0.
 func (s sighting) age(ttl time.Duration) time.Duration {
 	return max(0, ttl-s.ExpiresAt.Sub(s.now))
 }
 
-// remaining is how long the lease is still held, if it is.
+// remaining returns how long the lease is still held, or 0 if it is not held.
 func (s sighting) remaining() time.Duration {
 	if !s.live() {
 		return 0
@@ -87,18 +94,21 @@ func (s sighting) status() Status {
 	return Status{Record: s.Record, Held: s.live(), Remaining: s.remaining()}
 }
 
-// statements is the SQL on one table of one dialect. Each text is sent by one method of handle below.
+// statements is the SQL on a table in a dialect. A method of handle below sends
+// each text.
 type statements struct {
 	name, table string // the table, plain and quoted
-	mend        string // what to do if it is missing
+	mend        string // what to do if the table is missing
 
 	poll, list, seed, take, renew, renewSeen, releaseHeld, releaseTerm, fence string
 }
 
-// In these texts, but for the seed, ?1 is the caller's time, or NULL for the database's clock. {clock} reads that time, anew wherever it
-// stands; {now} is one reading of it for the whole statement, which some databases must take in {from}.
+// In these texts, except the seed, ?1 is the caller's time, or NULL for the
+// database's clock. {clock} reads the time, anew in each place. {now} is one
+// reading of {clock} for the whole statement. Some databases must take the
+// reading in {from}.
 const (
-	// The clock comes first, so that a row that is missing still brings it.
+	// The clock comes first: even without a row, the answer brings the time.
 	pollSQL = `SELECT c.now, l.name, l.holder, l.epoch, l.expires_at, l.acquired_at, l.renewed_at
 FROM (SELECT {clock} AS now) AS c LEFT JOIN {table} AS l ON l.name = ?2`
 
@@ -108,26 +118,34 @@ FROM (SELECT {clock} AS now) AS c INNER JOIN {table} AS l ON l.epoch > 0 OR l.ho
 	seedSQL = `INSERT INTO {table} (name, holder, epoch, expires_at, acquired_at, renewed_at) VALUES (?1, '', ?2, 0, 0, 0)
 ON CONFLICT (name) DO NOTHING`
 
-	// By hand (?6 is NULL) the lease must be released, or expired by the clock that decides. An elector takes what was released, or not renewed
-	// since it was seen, whatever that clock says.
+	// By hand (?6 is NULL) the lease must be released, or expired by the
+	// deciding clock. For an elector the lease must be released, or not renewed
+	// since the elector saw the row, whatever the clock says.
 	takeSQL = `UPDATE {table} AS l SET holder = ?4, epoch = l.epoch + 1, acquired_at = {now}, renewed_at = {now}, expires_at = {now} + ?5{locked}
 WHERE l.name = ?2 AND l.epoch = ?3 AND (l.holder = '' OR l.renewed_at = CAST(?6 AS BIGINT) OR CAST(?6 AS BIGINT) IS NULL AND l.expires_at <= {now})`
 
-	// Where there are row locks, a take locks the row first: it then waits for the transactions that fenced themselves with the term
-	// before. The clock is read after that wait, in the select around it, so that the new term is whole.
+	// On a database with row locks, a take locks the row first. The take then
+	// waits for the transactions that fenced themselves with the previous term.
+	// The outer select reads the clock after this wait, so the new term is
+	// whole.
 	lockedSQL = `
 FROM (SELECT {clock} AS now{durable} FROM (
 	SELECT name FROM {table} WHERE name = ?2 AND epoch = ?3
 		AND (holder = '' OR renewed_at = CAST(?6 AS BIGINT) OR CAST(?6 AS BIGINT) IS NULL AND expires_at <= {clock}) FOR UPDATE
 ) AS g) AS lease_c`
 
-	// An elector's renewal. It reads the clock before it waits for anything, so that one that lands late extends nothing past what its sender
-	// counts on. One that lands after a newer one, or by a clock that was set back, takes nothing back, but changes the row: standbys go by that.
+	// An elector's renewal reads the clock before it waits for anything. So a
+	// late renewal does not extend the term further than its sender counts on.
+	// A renewal that lands after a newer renewal, or by a clock that was set
+	// back, shortens nothing. But such a renewal changes the row, because
+	// standbys watch for changes.
 	renewSQL = `UPDATE {table} AS l SET expires_at = {later}(l.renewed_at + 1, {now}) + ?5, renewed_at = {later}(l.renewed_at + 1, {now}){from}
 WHERE l.name = ?2 AND l.holder = ?3 AND l.epoch = ?4 AND l.expires_at > {now} + ?6`
 
-	// A renewal by hand, of the row as it was seen: one that lands after another is refused. It takes nothing back either, unless the row was
-	// renewed a whole TTL ahead of the clock, which has been put right since.
+	// A renewal by hand renews the row as seen: a renewal that lands after
+	// another is refused. It shortens nothing either, except for a row that was
+	// renewed more than a TTL ahead of the clock: that clock has been corrected
+	// since.
 	renewSeenSQL = `UPDATE {table} AS l SET
 	expires_at = CASE WHEN l.renewed_at > {now} + ?5 THEN {now} + ?5 ELSE {later}(l.expires_at, {now} + ?5) END,
 	renewed_at = CASE WHEN l.renewed_at > {now} + ?5 THEN {now} ELSE {later}(l.renewed_at + 1, {now}) END{from}
@@ -140,10 +158,11 @@ WHERE l.name = ?2 AND l.holder = ?3 AND l.expires_at > {now}`
 WHERE l.name = ?2 AND l.holder = ?3 AND l.epoch = ?4`
 )
 
-// statementsOf keeps the finished texts by dialect and table, since they are needed at every call.
+// statementsOf keeps the finished texts by dialect and table, because every
+// call needs them.
 var statementsOf sync.Map // of string to *statements
 
-// statements returns the SQL on the table of leases of that name.
+// statements returns the SQL on the table of leases with the given name.
 func (d *dialect) statements(table string) *statements {
 	key := d.name + " " + table
 	if known, ok := statementsOf.Load(key); ok {
@@ -163,10 +182,11 @@ func (d *dialect) statements(table string) *statements {
 	return known.(*statements)
 }
 
-// quote quotes the name of a table of this package's own.
+// quote quotes the name of a table of this package.
 func quote(table string) string { return `"` + strings.Replace(table, ".", `"."`, 1) + `"` }
 
-// text finishes the SQL of a statement. What stands for something may contain what comes after it, and names come last.
+// text finishes the SQL of a statement. A replacement may contain the
+// placeholders of later replacements. Names come last.
 func (d *dialect) text(sql string, names [][2]string) string {
 	for _, r := range [][2]string{
 		{"{locked}", d.locked}, {"{lockedItem}", d.lockedItem}, {"{from}", d.from}, {"{now}", d.now}, {"{durable}", d.durable}, {"{brief}", d.brief}, {"{later}", d.later},
@@ -181,7 +201,8 @@ func (d *dialect) text(sql string, names [][2]string) string {
 	return sql
 }
 
-// poll reads the row of a lease, and the clock. One SELECT, which writes nothing and locks nothing.
+// poll reads the row of a lease, and the clock. It sends a single SELECT,
+// writes nothing and locks nothing.
 func (h *handle) poll(ctx context.Context, name string, now time.Time) (sighting, error) {
 	seen, err := query(ctx, h, scanSighting, h.statements.poll, clockArg(now), name)
 	if err != nil || len(seen) == 0 {
@@ -215,16 +236,16 @@ func scanSighting(rows *sql.Rows) (s sighting, err error) {
 	}, nil
 }
 
-// seed makes the row of a lease that has none, as one that was released after epoch. What it counts is of no interest: a take
-// follows, and decides.
+// seed makes the row of a lease without a row, as a row that was released after
+// epoch. The count of rows does not matter, because a take follows and decides.
 func (h *handle) seed(ctx context.Context, name string, epoch int64) error {
 	_, err := h.exec(ctx, h.statements.seed, name, epoch)
 	return err
 }
 
-// take begins a new term of holder on the row as it was seen, and reports
-// whether it did; the new epoch is then seen.Epoch + 1. The lease must be
-// released or, by the clock that decides, expired.
+// take begins a new term of holder on the row as seen, and reports whether the
+// term began. The new epoch is then seen.Epoch + 1. The lease must be released
+// or, by the clock that decides, expired.
 func (h *handle) take(ctx context.Context, name, holder string, ttl time.Duration, now time.Time, seen sighting) (bool, error) {
 	n, err := h.exec(ctx, h.statements.take, clockArg(now), name, seen.Epoch, holder, ttlMicros(ttl), nil)
 	return n == 1, err
@@ -237,39 +258,44 @@ func (h *handle) takeUnchanged(ctx context.Context, name, holder string, ttl tim
 	return n == 1, err
 }
 
-// renew extends a term to ttl from now, or leaves a later expiry, and reports
-// whether it did: if more than left of the term remains.
+// renew extends a term to ttl from now, or by a microsecond if the term ends
+// later anyway. It requires more than left of the term to remain, and reports
+// whether the row was renewed.
 func (h *handle) renew(ctx context.Context, t Term, ttl time.Duration, now time.Time, left time.Duration) (bool, error) {
 	n, err := h.exec(ctx, h.statements.renew, clockArg(now), t.Name, t.Holder, t.Epoch, ttlMicros(ttl), left.Microseconds())
 	return n == 1, err
 }
 
-// renewSeen is like renew, for a row that is live and as it was seen.
+// renewSeen is like renew, for a live row that has not changed since it was
+// seen. See renewSeenSQL for the expiry.
 func (h *handle) renewSeen(ctx context.Context, seen sighting, ttl time.Duration, now time.Time) (bool, error) {
 	n, err := h.exec(ctx, h.statements.renewSeen,
 		clockArg(now), seen.Name, seen.Holder, seen.Epoch, ttlMicros(ttl), toMicros(seen.RenewedAt))
 	return n == 1, err
 }
 
-// releaseHeld ends whatever term holder is in.
+// releaseHeld ends holder's term, whatever its epoch.
 func (h *handle) releaseHeld(ctx context.Context, name, holder string, now time.Time) error {
 	_, err := h.exec(ctx, h.statements.releaseHeld, clockArg(now), name, holder)
 	return err
 }
 
-// releaseTerm frees the row of a term, also of one that expired, unless another term followed it.
+// releaseTerm frees the row of a term, even an expired term, unless another
+// term followed.
 func (h *handle) releaseTerm(ctx context.Context, t Term, now time.Time) error {
 	_, err := h.exec(ctx, h.statements.releaseTerm, clockArg(now), t.Name, t.Holder, t.Epoch)
 	return err
 }
 
-// fence reports whether a term is in force and, in the transaction that the handle is, holds off its successor.
+// fence reports whether a term is in force. In the handle's transaction, fence
+// holds off the next term until the transaction ends.
 func (h *handle) fence(ctx context.Context, t Term, now time.Time) (bool, error) {
 	n, err := h.exec(ctx, h.statements.fence, clockArg(now), t.Name, t.Holder, t.Epoch)
 	return n == 1, err
 }
 
-// A row is the store of one elector: the statements on one lease, for one holder.
+// A row is the store of an elector: the statements on one lease, for one
+// holder.
 type row struct {
 	*handle
 	name, holder string
@@ -306,8 +332,8 @@ func (r *row) take(ctx context.Context, seen sighting) (Term, bool, error) {
 	return Term{Name: r.name, Holder: r.holder, Epoch: seen.Epoch + 1, origin: r.origin}, ok, err
 }
 
-// renew of an elector comes too late to help it in the last third of the TTL,
-// and must not revive the row then.
+// renew refuses a renewal in the last third of the TTL. Such a renewal comes
+// too late to help its elector, and must not revive the row.
 func (r *row) renew(ctx context.Context, t Term) (bool, error) {
 	now := clockNow(r.now)
 	defer hook.Around("renew")()
@@ -318,7 +344,8 @@ func (r *row) release(ctx context.Context, t Term) error {
 	return r.releaseTerm(ctx, t, clockNow(r.now))
 }
 
-// clockArg binds the caller's time, or NULL, which lets the database's clock decide.
+// clockArg binds the caller's time, or NULL, which lets the database's clock
+// decide.
 func clockArg(now time.Time) any {
 	if now.IsZero() {
 		return nil
@@ -326,10 +353,12 @@ func clockArg(now time.Time) any {
 	return now.UnixMicro()
 }
 
-// ttlMicros rounds down, lest a lease outlast its ttl, but not to nothing.
+// ttlMicros rounds down, because a lease must not outlast its ttl. It returns
+// at least 1.
 func ttlMicros(ttl time.Duration) int64 { return max(1, ttl.Microseconds()) }
 
-// toMicros and fromMicros convert a column. 0 stands for no time at all, as in a row that was never held.
+// toMicros and fromMicros convert a column. 0 means no time at all, as in a row
+// that was never held.
 func toMicros(t time.Time) int64 {
 	if t.IsZero() {
 		return 0
