@@ -11,10 +11,12 @@ import (
 	"gorm.io/gorm"
 )
 
-// A Term is one unbroken time in which a holder holds a lease. No other term of that lease, before or after, has its epoch.
+// A Term is one unbroken time in which a holder holds a lease. No other term of
+// the lease, before or after, has its epoch.
 //
-// An [Elector] puts its term into its work's context. A term made by hand, from what [Find] said, is one of the tables of the handle that it
-// fences, by the database's clock.
+// An [Elector] puts its term into its work's context. If you make a term by
+// hand, from [Find], the term belongs to the tables of the handle that it
+// fences, and the database's clock decides.
 type Term struct {
 	Name   string
 	Holder string
@@ -25,8 +27,8 @@ type Term struct {
 
 // An origin is where a term was won.
 type origin struct {
-	table string           // plain
-	now   func() time.Time // the clock that decides; nil for the database's
+	table string           // plain, without quotes
+	now   func() time.Time // the clock that decides, nil for the database's
 }
 
 // String is for logs.
@@ -39,11 +41,12 @@ type (
 	fenceKey struct{}
 )
 
-// A fencer is what a context can carry for Fence and Transaction: a term, or a claim.
+// A fencer is a term or a claim, which a context carries for Fence and
+// Transaction.
 type fencer interface {
 	Fence(tx *gorm.DB) error
 	named() string
-	over(ctx context.Context, h *handle) bool // as far as the database says
+	over(ctx context.Context, h *handle) bool // whether the database says that the term or claim is over
 }
 
 func withFence(ctx context.Context, f fencer) context.Context {
@@ -55,40 +58,48 @@ func fenceFrom(ctx context.Context) (f fencer, ok bool) {
 	return f, ok
 }
 
-// WithTerm returns a context that carries t, for [Fence] and [Transaction]. Of several terms and claims the innermost counts.
+// WithTerm returns a context that carries t, for [Fence] and [Transaction]. If
+// a context carries several terms and claims, the innermost counts.
 func WithTerm(ctx context.Context, t Term) context.Context {
 	return withFence(context.WithValue(ctx, termKey{}, t), t)
 }
 
-// TermFrom returns the term that ctx carries: in an [Elector]'s work, the one that the work runs in. It tells nothing of whether
-// the term is still in force; [Fence] does.
+// TermFrom returns the term that ctx carries. In an [Elector]'s work, this is
+// the term of the work. TermFrom does not check whether the term is still in
+// force: call [Fence] for this.
 func TermFrom(ctx context.Context) (Term, bool) {
 	t, ok := ctx.Value(termKey{}).(Term)
 	return t, ok
 }
 
-// Fence proves, inside the transaction tx, that the term which tx's context carries is in force, and holds off the next one until the
-// transaction ends. So what the transaction writes is written by the leader, or not at all. In the work of [HolderOf.Run] it is the claim
-// that the context carries, and everything said here of a term is true of that.
+// Fence proves, inside the transaction tx, that the term in tx's context is in
+// force. It holds off the next term until the transaction ends. So the leader
+// makes the transaction's writes, or they are not committed. In the work of
+// [HolderOf.Run] the context carries the claim. Everything here about a term is
+// true of the claim.
 //
-// The context reaches tx through [Transaction], tx.WithContext, and GORM's Begin and Transaction on a handle that has it; a handle
-// kept from start-up does not carry it.
+// The context reaches tx through [Transaction], tx.WithContext, and GORM's
+// Begin and Transaction on a handle with the context. A handle kept from
+// start-up does not carry the context.
 //
-// Take the fence first. On Postgres it lets renewals pass, and the server ends the session if the transaction then lies idle between two
-// statements for the lease's TTL. On SQLite it takes the one write lock, which renewals wait for: keep such transactions well under a third
-// of the TTL. A roll-back to an earlier savepoint undoes it.
+// Take the fence first. On Postgres the fence lets renewals pass. The server
+// ends the session if the transaction then lies idle between two statements for
+// the lease's TTL. On SQLite the fence takes the only write lock, and renewals
+// wait for the lock: keep such transactions well under a third of the TTL. A
+// rollback to an earlier savepoint undoes the fence.
 //
 // On SQLite a failed statement can end its whole transaction: SQLite does so
 // when the statement is interrupted, says OR ROLLBACK, or meets a full disk.
-// Fence refuses such a transaction. Once the fence is taken, every later
-// statement through tx, and its commit, is refused too. To check for that, Fence
-// replaces tx.Statement.ConnPool on SQLite. Write through the handle that was
-// fenced, or through one derived from it afterwards. An ended transaction that
-// then meets a savepoint before its fence cannot be told from a live one: return
-// the first error.
+// Fence refuses such a transaction. If the transaction ends after the fence,
+// every later statement through tx is refused, and the commit too. To check for
+// such an end, Fence replaces tx.Statement.ConnPool on SQLite. Write through
+// the handle that was fenced, or through a handle derived from it afterwards.
+// If a transaction ends and then meets a savepoint before its fence, Fence
+// cannot tell it from a live transaction: return the first error.
 //
-// It blocks while a takeover is being decided. The error is [ErrLost] when the term is over, which should roll the transaction back;
-// [ErrInvalid] outside a transaction or without a term; else what the database said.
+// Fence blocks while a takeover is being decided. The error is [ErrLost] if the
+// term is over: roll the transaction back. It is [ErrInvalid] outside a
+// transaction or without a term. Any other error is the database's.
 func Fence(tx *gorm.DB) error {
 	if tx == nil || tx.Statement == nil || tx.Statement.Context == nil {
 		return wrap("fence", invalid("tx", "is nil, or not opened"))
@@ -100,7 +111,8 @@ func Fence(tx *gorm.DB) error {
 	return f.Fence(tx)
 }
 
-// Fence is like the function [Fence], for this term, whatever tx's context carries.
+// Fence is like the function [Fence], for this term, whatever tx's context
+// carries.
 func (t Term) Fence(tx *gorm.DB) error {
 	op := fmt.Sprintf("fence %q", t.Name)
 	if err := cmp.Or(checkName("Term.Name", t.Name), checkHolder("Term.Holder", t.Holder)); err != nil {
@@ -133,26 +145,34 @@ func openTx(tx *gorm.DB) (*handle, error) {
 
 func (t Term) named() string { return fmt.Sprintf("%q", t.Name) }
 
-// Transaction runs fn in a transaction of db that is fenced by the term, or the claim, which ctx carries: what fn writes through its tx is committed
-// while that term is in force, or not at all.
+// Transaction runs fn in a transaction of db that is fenced by the term or
+// claim in ctx. The writes of fn through its tx are committed while the term is
+// in force, or not at all.
 //
-// It begins the transaction, takes the [Fence] before fn can write, commits when fn returns nil, and rolls back when fn fails or
-// panics. fn's tx carries ctx. On a db that is a transaction already it uses a savepoint in it.
+// Transaction begins the transaction, and takes the [Fence] before fn can
+// write. It commits if fn returns nil, and rolls back if fn fails or panics.
+// fn's tx carries ctx. If db is a transaction already, Transaction uses a
+// savepoint in it.
 //
-// Everything that fn writes must go through its tx: tx.Create, or gorm.G[T](tx). What goes through db is neither fenced nor rolled back. A term
-// that an [Elector] won is looked up in that elector's own table, whichever handle of the database this one is.
+// Everything that fn writes must go through its tx: tx.Create, or
+// gorm.G[T](tx). A write through db is neither fenced nor rolled back. A term
+// of an [Elector] is looked up in the elector's own table, whichever handle of
+// the database db is.
 //
-// If a failed statement ends the whole transaction, as SQLite does when the
-// statement is interrupted, says OR ROLLBACK, or meets a full disk, then every
-// later statement through fn's tx fails, and so does Transaction, even if fn
-// returns nil.
+// On SQLite a failed statement can end the whole transaction: SQLite does so
+// when the statement is interrupted, says OR ROLLBACK, or meets a full disk.
+// Then every later statement through fn's tx fails. Transaction fails too, even
+// if fn returns nil.
 //
-// The end of ctx rolls the transaction back. While a work winds down, its term is still in force: a last write takes
-// context.WithoutCancel(ctx).
+// The end of ctx rolls the transaction back. While work winds down, its term is
+// still in force: for a last write, use context.WithoutCancel(ctx).
 //
-// It blocks until fn has returned. The error is what fn returned, or what the commit did; [ErrLost] and that, whenever the term was found to
-// be over, since its end surfaces as anything ([sql.ErrTxDone], say). Without a term in ctx it is [ErrInvalid]. After a failed commit
-// the outcome is unknown, as with any transaction, also if the error says that the term is over by now.
+// Transaction blocks until fn has returned. It returns fn's error or the
+// commit's. If the term was found to be over, the error also matches [ErrLost],
+// because a lost term can surface as almost any error, such as [sql.ErrTxDone].
+// Without a term or claim in ctx, the error is [ErrInvalid]. After a failed
+// commit the outcome is unknown, as with any transaction, even if the error
+// says that the term is over by now.
 func Transaction(ctx context.Context, db *gorm.DB, fn func(tx *gorm.DB) error, opts ...*sql.TxOptions) error {
 	if err := checkCtx(ctx); err != nil {
 		return wrap("transaction", err)
@@ -170,7 +190,7 @@ func Transaction(ctx context.Context, db *gorm.DB, fn func(tx *gorm.DB) error, o
 		return wrap(op, err)
 	}
 	if h.inTx {
-		h.dialect.watch(db) // before the savepoint, which would begin a transaction where there is none
+		h.dialect.watch(db) // before the savepoint, which would begin a transaction if none is open
 	}
 	s := db.Session(&gorm.Session{NewDB: true, Context: ctx})
 	s.Error = nil
@@ -183,7 +203,7 @@ func Transaction(ctx context.Context, db *gorm.DB, fn func(tx *gorm.DB) error, o
 		}
 		err := fn(tx)
 		if err == nil && h.inTx {
-			err = checkLive(tx) // since no commit follows, which would
+			err = checkLive(tx) // no commit follows here to check this
 		}
 		return err
 	}, opts...)
@@ -196,10 +216,12 @@ func Transaction(ctx context.Context, db *gorm.DB, fn func(tx *gorm.DB) error, o
 	return err
 }
 
-// cutOff matches the end of a session that lay idle for too long: idle_in_transaction_session_timeout.
+// cutOff matches the end of a session that lay idle for too long:
+// idle_in_transaction_session_timeout.
 var cutOff = states("25P03")
 
-// over looks whether a term that cannot tell by its context is over. If the database does not say, it is not known to be.
+// over asks the database whether a term is over, when the context cannot tell.
+// It returns false if the database does not answer.
 func (t Term) over(ctx context.Context, h *handle) bool {
 	h, now := t.at(h)
 	ctx, cancel := briefly(ctx)
@@ -208,12 +230,13 @@ func (t Term) over(ctx context.Context, h *handle) bool {
 	return err == nil && !(row.live() && row.Holder == t.Holder && row.Epoch == t.Epoch)
 }
 
-// briefly is a context for a question after ctx may have ended.
+// briefly returns a context of one second, for a question after ctx may have
+// ended.
 func briefly(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 }
 
-// at is where a term is looked up, and by which clock.
+// at returns where a term is looked up, and by which clock.
 func (t Term) at(h *handle) (*handle, time.Time) {
 	if t.origin == nil {
 		return h, time.Time{}
@@ -223,7 +246,8 @@ func (t Term) at(h *handle) (*handle, time.Time) {
 	return &there, clockNow(t.origin.now)
 }
 
-// ctxLost reports whether ctx ended because its term did. Asking the term's own context makes it look at the clock.
+// ctxLost reports whether ctx ended because its term ended. The question makes
+// the term's own context look at the clock.
 func ctxLost(ctx context.Context) bool {
 	if own, ok := ctx.Value(termContextKey{}).(context.Context); ok && own.Err() != nil && errors.Is(context.Cause(own), ErrLost) {
 		return true
@@ -231,7 +255,8 @@ func ctxLost(ctx context.Context) bool {
 	return errors.Is(context.Cause(ctx), ErrLost)
 }
 
-// clockNow reads a caller's clock; without one the zero time lets the database's decide.
+// clockNow reads a caller's clock. Without a clock it returns the zero time,
+// which lets the database's clock decide.
 func clockNow(now func() time.Time) time.Time {
 	if now == nil {
 		return time.Time{}

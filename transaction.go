@@ -14,27 +14,29 @@ import (
 // says OR ROLLBACK, or meets a full disk. database/sql does not notice: its
 // *sql.Tx stays open, and each later statement commits on its own.
 
-// errEnded also matches sql.ErrTxDone: the transaction takes no more statements.
+// errEnded also matches sql.ErrTxDone: the transaction takes no more
+// statements.
 var errEnded = fmt.Errorf("SQLite ended the transaction by itself after a statement in it failed, and kept nothing of it: %w", sql.ErrTxDone)
 
 // A liveTx is a transaction that refuses every statement, and its commit, once
-// the database has ended it.
+// the database has ended the transaction.
 //
-// It asks the database before every statement. To look only at the errors of
-// statements would miss some: an INSERT with RETURNING may fail only while its
-// rows are read. Once a liveTx has seen the end, it rolls back the *sql.Tx under
-// it, so that database/sql refuses the statements of every other handle, too.
+// A liveTx asks the database before every statement. The errors of statements
+// are not enough: an INSERT with RETURNING may fail only while its rows are
+// read. Once a liveTx has seen the end, it rolls back the *sql.Tx below. Then
+// database/sql refuses the statements of every other handle, too.
 type liveTx struct {
 	gorm.ConnPool
 	gorm.TxCommitter
 	dialect *dialect
 
-	mu    sync.Mutex // one question at a time; guards the fields below
-	fresh bool       // nothing was sent yet, which could have ended it
+	mu    sync.Mutex // one question at a time, and guards the fields below
+	fresh bool       // nothing was sent yet that could have ended the transaction
 	ended error
 }
 
-// alive reports the error with which a statement of the transaction must fail.
+// alive returns the error with which a statement of the transaction must fail,
+// or nil.
 func (tx *liveTx) alive(ctx context.Context) error {
 	tx.mu.Lock()
 	defer tx.mu.Unlock()
@@ -45,7 +47,8 @@ func (tx *liveTx) alive(ctx context.Context) error {
 		tx.fresh = false
 		return nil
 	}
-	// The context of the statement may have ended, and must not interrupt this.
+	// The statement's context may have ended, and must not interrupt the
+	// question.
 	_, err := tx.ConnPool.ExecContext(context.WithoutCancel(ctx), tx.dialect.begin)
 	switch {
 	case tx.dialect.begun(err):
@@ -54,12 +57,13 @@ func (tx *liveTx) alive(ctx context.Context) error {
 		err = errEnded
 	}
 	tx.ended = err
-	_ = tx.Rollback() // and so the transaction that was begun just now
+	_ = tx.Rollback() // ends the transaction that was begun just now, too
 	return err
 }
 
-// refuse is alive for a statement that is about to be sent. A transaction that
-// its owner ended, or the end of its context, refuses the statement by itself.
+// refuse is like alive, for a statement that is about to be sent. It returns
+// nil if the owner, or the end of the context, has ended the transaction: then
+// the transaction refuses the statement by itself.
 func (tx *liveTx) refuse(ctx context.Context) error {
 	return ignore(tx.alive(ctx), func(err error) bool { return errors.Is(err, sql.ErrTxDone) && !errors.Is(err, errEnded) })
 }
@@ -78,8 +82,8 @@ func (tx *liveTx) QueryContext(ctx context.Context, query string, args ...any) (
 	return tx.ConnPool.QueryContext(ctx, query, args...)
 }
 
-// QueryRowContext has no error to return. The transaction under it, which has
-// been rolled back, returns one.
+// QueryRowContext has no error to return. The transaction below was rolled
+// back, and returns an error.
 func (tx *liveTx) QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row {
 	_ = tx.refuse(ctx)
 	return tx.ConnPool.QueryRowContext(ctx, query, args...)
@@ -99,7 +103,7 @@ func (tx *liveTx) Commit() error {
 	return tx.TxCommitter.Commit()
 }
 
-// GetDBConn lets GORM find the *sql.DB of the transaction, as it does without a liveTx.
+// GetDBConn lets GORM find the *sql.DB of the transaction, as without a liveTx.
 func (tx *liveTx) GetDBConn() (*sql.DB, error) {
 	return (&gorm.DB{Config: &gorm.Config{ConnPool: tx.ConnPool}}).DB()
 }
@@ -110,14 +114,14 @@ type liveGORMTx struct {
 	tx gorm.Tx
 }
 
-// StmtContext has no error to return, as QueryRowContext.
+// StmtContext has no error to return, like QueryRowContext.
 func (tx *liveGORMTx) StmtContext(ctx context.Context, stmt *sql.Stmt) *sql.Stmt {
 	_ = tx.refuse(ctx)
 	return tx.tx.StmtContext(ctx, stmt)
 }
 
-// live makes a liveTx of a transaction. It reports false, and returns the
-// transaction as it is, if that is one, or no such thing is needed.
+// live makes a liveTx of a transaction. It returns the pool unchanged, and
+// false, if the pool is a liveTx already, or if the database needs no liveTx.
 func (d *dialect) live(pool gorm.ConnPool) (gorm.ConnPool, bool) {
 	if d.begin == "" {
 		return pool, false
@@ -125,7 +129,7 @@ func (d *dialect) live(pool gorm.ConnPool) (gorm.ConnPool, bool) {
 	switch p := pool.(type) {
 	case *liveTx, *liveGORMTx:
 		return pool, false
-	case *gorm.PreparedStmtTX: // stays the outer one, as GORM expects it
+	case *gorm.PreparedStmtTX: // stays outermost, as GORM expects
 		if tx, made := d.live(p.Tx); made {
 			return &gorm.PreparedStmtTX{Tx: tx.(gorm.Tx), PreparedStmtDB: p.PreparedStmtDB}, true
 		}
@@ -137,7 +141,7 @@ func (d *dialect) live(pool gorm.ConnPool) (gorm.ConnPool, bool) {
 	return pool, false
 }
 
-// watch lets a transaction's handle send its statements through a liveTx from
+// watch makes a transaction's handle send its statements through a liveTx from
 // now on.
 func (d *dialect) watch(tx *gorm.DB) {
 	if pool, made := d.live(tx.Statement.ConnPool); made {
@@ -145,7 +149,7 @@ func (d *dialect) watch(tx *gorm.DB) {
 	}
 }
 
-// watchNew is watch for a transaction that was begun just now.
+// watchNew is like watch, for a transaction that began just now.
 func (d *dialect) watchNew(tx *gorm.DB) {
 	d.watch(tx)
 	switch live := bare(tx.Statement.ConnPool).(type) {
@@ -156,7 +160,7 @@ func (d *dialect) watchNew(tx *gorm.DB) {
 	}
 }
 
-// checkLive is nil unless the database has ended the transaction tx.
+// checkLive returns nil unless the database has ended the transaction tx.
 func checkLive(tx *gorm.DB) error {
 	if live, ok := bare(tx.Statement.ConnPool).(interface{ alive(context.Context) error }); ok {
 		return live.alive(tx.Statement.Context)
