@@ -18,21 +18,25 @@ import (
 	"gorm.io/gorm/logger"
 )
 
-// A handle is what this package uses of a caller's *gorm.DB: its primary's connection pool, its dialect and its tables.
+// A handle is the part of a caller's *gorm.DB that this package uses: the
+// primary's connection pool, the dialect and the tables.
 //
-// Everything else that a *gorm.DB may carry (conditions, a model, a sticky error, hooks, a logger, a cache of prepared
-// statements, the default transaction) is left behind: fixed SQL on the bare pool is one round trip, and means one thing.
+// A *gorm.DB may carry much else: conditions, a model, a sticky error, hooks, a
+// logger, a cache of prepared statements, the default transaction. The package
+// leaves all of this behind: fixed SQL on the bare pool is one round trip, and
+// means one thing.
 type handle struct {
 	pool       gorm.ConnPool
 	dialect    *dialect
 	prefix     string // of the tables
 	statements *statements
-	timeout    time.Duration // of each attempt of a statement; 0 leaves it to the context
+	timeout    time.Duration // of each attempt of a statement, 0 leaves the limit to the context
 	inTx       bool          // pool is the caller's transaction
 	mend       string        // what to do about a missing table, for an error
 }
 
-// open checks db and finds its parts. It sends no SQL. The argument is what the caller knows db as.
+// open checks db and finds its parts. It sends no SQL. argument is the caller's
+// name for db.
 func open(argument string, db *gorm.DB) (*handle, error) {
 	switch {
 	case db == nil || db.Config == nil || db.Statement == nil || db.Statement.ConnPool == nil:
@@ -53,7 +57,8 @@ func open(argument string, db *gorm.DB) (*handle, error) {
 	return &handle{pool: pool, dialect: d, prefix: prefix, statements: s, timeout: byHand, inTx: inTx, mend: s.mend}, nil
 }
 
-// primary is the pool that GORM would send a write of model to, or the transaction that db is.
+// primary returns the pool to which GORM would send a write of model, or the
+// transaction, if db is a transaction.
 func primary(d *dialect, db *gorm.DB, model any) (pool gorm.ConnPool, inTx bool) {
 	pool = db.Statement.ConnPool
 	if _, inTx = pool.(gorm.TxCommitter); inTx {
@@ -61,14 +66,16 @@ func primary(d *dialect, db *gorm.DB, model any) (pool gorm.ConnPool, inTx bool)
 		return pool, true
 	}
 	if db.Plugins["gorm:db_resolver"] != nil {
-		// The resolver plugin chooses when a statement runs, and sends SELECTs to replicas. A dry run of a write tells its choice.
+		// The resolver plugin chooses a pool when a statement runs, and sends
+		// SELECTs to replicas. A dry run of a write shows the choice.
 		dry := db.Session(&gorm.Session{NewDB: true, DryRun: true, Logger: logger.Discard, Context: context.Background()})
 		pool = dry.Set("gorm:db_resolver:write", struct{}{}).Model(model).Exec("SELECT 1").Statement.ConnPool
 	}
 	return bare(pool), false
 }
 
-// bare takes a cache of prepared statements off a pool, or several: it gains nothing here, and can deadlock with a small pool.
+// bare takes caches of prepared statements off a pool. Such a cache gains
+// nothing here, and can deadlock with a small pool.
 func bare(pool gorm.ConnPool) gorm.ConnPool {
 	switch p := pool.(type) {
 	case *gorm.PreparedStmtDB:
@@ -79,18 +86,22 @@ func bare(pool gorm.ConnPool) gorm.ConnPool {
 	return pool
 }
 
-// Tables returns a handle on db's own pool by which this package uses other tables of its own: prefix + "leases" and prefix + "lease_items".
-// Models of your own are not affected. "app_" keeps clear of a table named leases that belongs to someone else; "infra." is a schema of
-// Postgres, which must exist. The last call wins, and an empty prefix is the default again. Sessions and transactions begun from the result keep its tables.
+// Tables returns a handle on db's own pool. With this handle the package uses
+// other tables of its own: prefix + "leases" and prefix + "lease_items". Models
+// of your own are not affected. The prefix "app_" avoids a table named leases
+// that belongs to someone else. The prefix "infra." is a schema of Postgres,
+// which must exist. The last call wins, and an empty prefix restores the
+// default. Sessions and transactions begun from the result keep its tables.
 //
-// It sends no SQL, and changes nothing about db itself. A prefix that cannot be part of a table's name is [ErrInvalid] wherever
-// the result is used.
+// Tables sends no SQL, and changes nothing about db itself. A prefix that
+// cannot be part of a table's name is [ErrInvalid] wherever the result is used.
 func Tables(db *gorm.DB, prefix string) *gorm.DB {
 	if db == nil || db.Config == nil {
 		return db
 	}
 	s := db.Session(&gorm.Session{})
-	// GORM keeps a Config's plugins through every kind of session, also those that drop a statement's settings.
+	// GORM keeps a Config's plugins through every kind of session, even if the
+	// session drops a statement's settings.
 	s.Plugins = maps.Clone(s.Plugins)
 	if s.Plugins == nil {
 		s.Plugins = map[string]gorm.Plugin{}
@@ -110,7 +121,8 @@ func prefixOf(db *gorm.DB) string {
 	return string(p)
 }
 
-// A prefix is plain, since it goes into SQL as it is, and short, since Postgres cuts a longer table name off at 63 bytes.
+// A prefix is plain, because it goes into SQL unchanged. A prefix is short,
+// because Postgres cuts off a table name after 63 bytes.
 var plainPrefix = regexp.MustCompile(`^([A-Za-z_][A-Za-z0-9_]*\.)?[A-Za-z0-9_]{0,50}$`)
 
 func checkPrefix(prefix string) error {
@@ -120,7 +132,7 @@ func checkPrefix(prefix string) error {
 	return nil
 }
 
-// exec runs one statement and returns how many rows it touched.
+// exec runs a statement and returns how many rows the statement touched.
 func (h *handle) exec(ctx context.Context, query string, args ...any) (rows int64, err error) {
 	err = h.attempt(ctx, func(ctx context.Context, pool gorm.ConnPool) error {
 		result, err := pool.ExecContext(ctx, query, args...)
@@ -133,7 +145,7 @@ func (h *handle) exec(ctx context.Context, query string, args ...any) (rows int6
 	return rows, err
 }
 
-// query runs one SELECT and returns its rows.
+// query runs a SELECT and returns its rows.
 func query[T any](ctx context.Context, h *handle, scan func(*sql.Rows) (T, error), query string, args ...any) (found []T, err error) {
 	err = h.attempt(ctx, func(ctx context.Context, pool gorm.ConnPool) error {
 		found = nil
@@ -157,8 +169,10 @@ func query[T any](ctx context.Context, h *handle, scan func(*sql.Rows) (T, error
 // A statement is sent on a pool, or in a transaction.
 type statement func(ctx context.Context, pool gorm.ConnPool) error
 
-// attempt runs a statement, and again for as long as only contention stops it and ctx lives: such a statement wrote nothing.
-// In a caller's transaction it runs once, since there a failure spoils what came before.
+// attempt runs a statement. It retries as long as only contention stops the
+// statement, and ctx lives: such a statement wrote nothing. In a caller's
+// transaction attempt runs the statement once, because a failure there spoils
+// the statements before.
 func (h *handle) attempt(ctx context.Context, s statement) error {
 	run := s
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
@@ -196,7 +210,8 @@ func (h *handle) once(ctx context.Context, s statement) error {
 	return s(ctx, h.pool)
 }
 
-// starved adds to an error of time that no connection of the pool is left, if so.
+// starved adds to a timeout error that all connections of the pool are in use,
+// if they are.
 func (h *handle) starved(err error) error {
 	db, ok := h.pool.(*sql.DB)
 	if !ok || !errors.Is(err, context.DeadlineExceeded) {
@@ -208,11 +223,13 @@ func (h *handle) starved(err error) error {
 	return err
 }
 
-// serialization_failure
+// serialization matches serialization_failure.
 var serialization = states("40001")
 
-// readCommitted runs a statement at the level where its own guard is all that it needs: serializable neighbours could make it fail for
-// ever. A client that freezes before the commit must not keep the row locked.
+// readCommitted runs a statement at the level READ COMMITTED, where its own
+// guard is enough. At a higher level, serializable neighbours could make the
+// statement fail forever. A client that freezes before the commit must not keep
+// the row locked.
 func (h *handle) readCommitted(s statement) statement {
 	return func(ctx context.Context, pool gorm.ConnPool) error {
 		beginner, ok := pool.(gorm.TxBeginner)
@@ -234,8 +251,9 @@ func (h *handle) readCommitted(s statement) statement {
 	}
 }
 
-// discardConnection closes the pool's idle connection that was used last. After a fail-over it leads to a server that only reads,
-// and a pool would keep it for ever.
+// discardConnection closes the pool's idle connection that was used last. After
+// a fail-over this connection leads to a read-only server, and a pool would
+// keep the connection forever.
 func (h *handle) discardConnection(ctx context.Context) {
 	db, ok := h.pool.(*sql.DB)
 	if !ok {
@@ -248,8 +266,8 @@ func (h *handle) discardConnection(ctx context.Context) {
 	}
 }
 
-// checkMemory refuses a pool in which every connection opens an empty database of its own: SQLite in memory, several connections, no
-// shared cache.
+// checkMemory refuses a pool in which every connection opens an empty database
+// of its own: SQLite in memory, with several connections and no shared cache.
 func (h *handle) checkMemory(ctx context.Context) error {
 	pool, ok := h.pool.(*sql.DB)
 	if !ok || h.dialect.memory == "" || pool.Stats().MaxOpenConnections == 1 {
@@ -259,7 +277,7 @@ func (h *handle) checkMemory(ctx context.Context) error {
 	if err != nil || len(files) != 1 || files[0] != "" {
 		return err
 	}
-	// What one connection makes, the other must see.
+	// The other connection must see the table that the first connection makes.
 	one, err := pool.Conn(ctx)
 	if err != nil {
 		return err
@@ -272,7 +290,7 @@ func (h *handle) checkMemory(ctx context.Context) error {
 	defer other.Close()
 	probe := "lease_probe_" + strconv.FormatUint(rand.Uint64(), 36)
 	if _, err := one.ExecContext(ctx, "CREATE TABLE "+probe+" (x)"); err != nil {
-		return ignore(err, h.dialect.contention) // with somebody who sees the same database
+		return ignore(err, h.dialect.contention) // contention means that somebody else sees this database too
 	}
 	defer one.ExecContext(context.WithoutCancel(ctx), "DROP TABLE "+probe)
 	err = other.QueryRowContext(ctx, "SELECT 1 FROM "+probe).Scan(new(int))
@@ -293,7 +311,8 @@ func ignore(err error, matches func(error) bool) error {
 	return err
 }
 
-// states matches errors by SQLSTATE, in whichever way the driver tells it.
+// states matches errors by SQLSTATE, if a driver's errors have the method
+// SQLState.
 func states(codes ...string) func(error) bool {
 	return func(err error) bool {
 		var coded interface{ SQLState() string }
@@ -301,7 +320,8 @@ func states(codes ...string) func(error) bool {
 	}
 }
 
-// says matches errors by their text, for drivers whose errors share no interface.
+// says matches errors by their text, for drivers whose errors share no
+// interface.
 func says(texts ...string) func(error) bool {
 	return func(err error) bool {
 		return err != nil && slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(err.Error(), text) })

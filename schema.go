@@ -14,57 +14,70 @@ import (
 	"gorm.io/gorm/logger"
 )
 
-// A dialect is all that differs between databases. Its texts use what record.go's do.
+// A dialect is everything that differs between databases. Its texts use the
+// placeholders of record.go.
 type dialect struct {
 	name      string
-	parameter string // what comes before a parameter's number
-	clock     string // ?1 or, if that is NULL, the time now, in microseconds since the Unix epoch
-	now, from string // one reading of {clock} for a whole statement, and what that needs
-	locked    string // the same for a take, which locks its row first, against fences and other takes
+	parameter string // comes before a parameter's number
+	clock     string // ?1 or, if ?1 is NULL, the time now, in microseconds since the Unix epoch
+	now, from string // one reading of {clock} for a whole statement, and the clause for the reading
+	locked    string // like from, for a take, which locks its row first, against fences and other takes
 	later     string // the function that returns the later of two times
-	durable   string // one more column of a SELECT, which makes the statement's commit wait for the disk
-	brief     string // a text, whose making bounds how long the transaction may lie idle, by the ttl in its row; "" where nothing does
-	fence     string // touches one row, and holds a take off until the transaction ends; or touches none
-	begin     string // fails in a transaction, and begins one where there is none; "" if no transaction ends by itself
-	columns   string // the name, kind and uniqueness of each column of a table, and whether it must be given, from the catalogue
-	memory    string // the file behind the database, empty for one in memory; "" where there is no such thing
+	durable   string // another column of a SELECT, which makes the statement's commit wait for the disk
+	// A text whose evaluation bounds, by the ttl in the row, how long the
+	// transaction outlasts a client that is gone. "" where nothing does.
+	brief string
+	fence string // touches one row and holds off a take until the transaction ends, or touches none
+	// Fails in a transaction, and begins a transaction elsewhere. "" if no
+	// transaction ends by itself.
+	begin string
+	// Selects from the catalogue the name, kind and uniqueness of each column
+	// of a table, and whether every INSERT must give the column.
+	columns string
+	// Selects the file behind the database, empty for a database in memory. ""
+	// if there is no such thing.
+	memory string
 
-	lockedItem string // is to a claim what locked is to a take
+	lockedItem string // like locked, for a claim
 	skipLocked bool   // a SELECT can lock the first row that nobody else has locked
 
 	kinds map[string]kind // of columns
 	quote string          // around names, in DDL
 	index string          // begins the DDL of an index
-	short string          // makes a transaction end soon if its client freezes in it; "" where nothing does
-	alone []string        // makes a transaction the only one that migrates, and impatient for locks
+	short string          // ends a transaction soon after its client freezes, "" where nothing does
+	alone []string        // makes a transaction the only migration, and impatient for locks
 
 	noTable, contention, readOnly, already func(error) bool
 
-	begun func(error) bool // matches how begin fails in a transaction
+	begun func(error) bool // matches the error of begin in a transaction
 }
 
 var dialects = []*dialect{
 	{
 		name:      "postgres",
 		parameter: "$",
-		clock:     `COALESCE(CAST(?1 AS BIGINT), (extract(epoch from clock_timestamp())*1000000)::bigint)`, // now() stands still in a transaction
-		now:       `lease_c.now`,
-		from:      "\nFROM (SELECT {clock} AS now{durable}) AS lease_c",
-		locked:    lockedSQL,
-		later:     `GREATEST`,
+		// now() stands still in a transaction.
+		clock:  `COALESCE(CAST(?1 AS BIGINT), (extract(epoch from clock_timestamp())*1000000)::bigint)`,
+		now:    `lease_c.now`,
+		from:   "\nFROM (SELECT {clock} AS now{durable}) AS lease_c",
+		locked: lockedSQL,
+		later:  `GREATEST`,
 		durable: `, set_config('synchronous_commit', CASE current_setting('synchronous_commit')
 	WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END, true) AS durable`,
-		// Three settings end the transaction of a client that is gone. A stricter
-		// session stays so. Outside Linux the server does not take the last two.
-		// - A client that freezes between two statements: after the ttl.
-		// - A client that dies while a statement runs: after a third of the ttl, on
+		// Three settings end the transaction of a client that is gone. A
+		// stricter session keeps its limits. Outside Linux the server does not
+		// accept the last two.
+		// - A client freezes between two statements: after the ttl.
+		// - A client dies while a statement runs: after a third of the ttl, on
 		//   Postgres 14 or later.
-		// - A client that freezes, or is cut off, while the server sends it rows:
-		//   after the ttl, on Postgres 12 or later, over TCP. A Unix socket has no
-		//   such limit: there current_setting is 0, and set_config does nothing.
-		// tcp_user_timeout is told as plain milliseconds, the others with a unit,
-		// whose interval takes longer to parse than all the rest: not for 0, which
-		// is no limit.
+		// - A client freezes, or is cut off, while the server sends it rows:
+		//   after the ttl, on Postgres 12 or later, over TCP. A Unix socket has
+		//   no such limit: there current_setting is 0, and set_config does
+		//   nothing.
+		//
+		// Postgres shows tcp_user_timeout as plain milliseconds, and the others
+		// with a unit. To parse a unit, as an interval, takes longer than all
+		// the rest. NULLIF avoids the parsing for 0, which is no limit.
 		brief: `set_config('idle_in_transaction_session_timeout', LEAST(
 	GREATEST(({expires} - {renewed}) / 1000, 1), 2147483647,
 	(extract(epoch from NULLIF(current_setting('idle_in_transaction_session_timeout'), '0')::interval) * 1000)::bigint)::text, true) ||
@@ -76,7 +89,8 @@ CASE WHEN version() LIKE '%linux%' AND current_setting('tcp_user_timeout', true)
 	set_config('tcp_user_timeout', LEAST(
 		GREATEST(({expires} - {renewed}) / 1000, 1), 2147483647,
 		NULLIF(current_setting('tcp_user_timeout', true), '0')::bigint)::text, true) ELSE '' END`,
-		// KEY SHARE lets renewals pass, and not a take, which locks FOR UPDATE.
+		// KEY SHARE lets renewals pass, and blocks a take, because a take locks
+		// FOR UPDATE.
 		fence: `SELECT {brief} FROM {table} WHERE {key} = ?2 AND {holder} = ?3 AND {epoch} = ?4 AND {expires} > {clock} FOR KEY SHARE`,
 
 		lockedItem: lockedItemSQL,
@@ -101,16 +115,18 @@ UNION ALL SELECT '', 'queue', false, false FROM pg_index WHERE indrelid = to_reg
 		noTable:    states("42P01", "3F000", "42703"), // undefined_table, invalid_schema_name, undefined_column
 		contention: states("40001", "40P01", "55P03"), // serialization_failure, deadlock_detected, lock_not_available
 		readOnly:   states("25006"),                   // read_only_sql_transaction
-		already:    states("42P07", "42701", "23505"), // duplicate_table, duplicate_column, unique_violation in the catalogue
+		already:    states("42P07", "42701", "23505"), // duplicate_table, _column, unique_violation in the catalogue
 	},
 	{
 		name:      "sqlite",
 		parameter: "?",
-		// Milliseconds is what it has. SQLite parses every statement anew, so this is short.
+		// SQLite has only milliseconds. SQLite parses every statement anew, so
+		// this text is short.
 		clock: `IFNULL(?1, CAST((julianday('now')-2440587.5)*86400000+0.5 AS INTEGER)*1000)`,
-		now:   `{clock}`, // which stands still during a statement
+		now:   `{clock}`, // stands still during a statement
 		later: `max`,
-		// Any write takes SQLite's one write lock; a SELECT would fence nothing.
+		// Any write takes SQLite's only write lock. A SELECT would fence
+		// nothing.
 		fence: `UPDATE {table} SET {epoch} = {epoch} WHERE {key} = ?2 AND {holder} = ?3 AND {epoch} = ?4 AND {expires} > {clock}`,
 		begin: `BEGIN`,
 		kinds: map[string]kind{
@@ -147,21 +163,23 @@ func dialectOf(argument, name string) (*dialect, error) {
 	return dialects[i], nil
 }
 
-// A kind is what a column is in one database: its type in DDL, and as the query of the catalogue calls it.
+// A kind is a column's type in a database: the type's name in DDL, and its name
+// in the catalogue query.
 type kind struct{ sql, catalogue string }
 
-// An ownTable is a table of this package, as EnsureSchema makes it and compares it with the one that is there.
+// An ownTable is a table of this package. EnsureSchema makes it, or compares it
+// with the existing table.
 type ownTable struct {
 	name    string
 	columns []ownColumn // the first is the primary key
-	queue   string      // the SQL of its one index, if it has one
+	queue   string      // the SQL of the table's index, if it has an index
 }
 
 type ownColumn struct {
 	name, kind string
 	nullable   bool
-	fallback   string // what an INSERT without it means; "" for none
-	later      bool   // a table of an older version may lack it
+	fallback   string // the default of the column, "" for none
+	later      bool   // a table of an older version may lack the column
 }
 
 var ownTables = []ownTable{
@@ -190,7 +208,7 @@ var ownTables = []ownTable{
 	}},
 }
 
-// create is the DDL of a table.
+// create returns the DDL of a table.
 func (t ownTable) create(d *dialect, prefix string) []string {
 	var lines []string
 	for _, c := range t.columns {
@@ -204,7 +222,8 @@ func (t ownTable) create(d *dialect, prefix string) []string {
 	return ddl
 }
 
-// createQueue is the DDL of a table's index. Postgres would cut a longer name off.
+// createQueue returns the DDL of a table's index. The name is at most 63 bytes,
+// because Postgres would cut off a longer name.
 func (t ownTable) createQueue(d *dialect, prefix string) string {
 	name := "idx_" + strings.ReplaceAll(prefix+t.name, ".", "_") + "_claim_queue"
 	space, bare, qualified := strings.Cut(t.quoted(d, prefix), ".")
@@ -232,8 +251,10 @@ func (c ownColumn) definition(d *dialect) string {
 	return definition
 }
 
-// DDL returns what [EnsureSchema] runs on an empty database, for other migration tools. It is for the tables leases and lease_items; with [Tables],
-// put the prefix before both, and before the index. The dialect is "postgres" or "sqlite"; any other is [ErrInvalid].
+// DDL returns the statements that [EnsureSchema] runs on an empty database, for
+// other migration tools. They make the tables leases and lease_items. With
+// [Tables], put the prefix before both tables, and into the name of the index.
+// The dialect is "postgres" or "sqlite". Any other dialect is [ErrInvalid].
 func DDL(dialect string) (string, error) {
 	d, err := dialectOf("dialect", dialect)
 	if err != nil {
@@ -246,22 +267,31 @@ func DDL(dialect string) (string, error) {
 	return strings.Join(ddl, ""), nil
 }
 
-// How long EnsureSchema tries, while others hold a table or create it too.
+// ensureFor is how long EnsureSchema tries, while others hold or create a
+// table.
 const ensureFor = time.Minute
 
-// EnsureSchema makes sure that db has this package's tables, leases and lease_items, as this version needs them: it creates a table, or adds
-// what one of an older version lacks, and takes nothing away. Any number of processes may call it at once, on every start. Models of your own
-// that embed [Claimable] are GORM's AutoMigrate's.
+// EnsureSchema makes sure that db has this package's tables, leases and
+// lease_items, as this version needs them. It creates a missing table, adds
+// what a table of an older version lacks, and takes nothing away. Any number of
+// processes may call EnsureSchema at once, on every start. For models of your
+// own that embed [Claimable], use GORM's AutoMigrate.
 //
-// Where nothing is missing it runs no DDL, waits for no lock, and needs no right to create. Where something is missing but may not
-// be created, the error quotes the DDL to be run by somebody who may. A table of that name that belongs to someone else stays as
-// it is, and the error names [Tables], the way out.
+// If nothing is missing, EnsureSchema runs no DDL, waits for no lock, and needs
+// no right to create. If something is missing and db may not create it, the
+// error quotes the DDL for somebody with the right. If a table of the same name
+// belongs to someone else, the table stays unchanged, and the error names
+// [Tables], the way out.
 //
-// It blocks until it is done or db's context ends, for a minute at most. DDL waits for locks only half a second at a time, since
-// whatever queues behind it (a renewal, say) waits as well. On Postgres, if its client freezes or is cut off, the server ends the
-// transaction after a second. In a caller's transaction both are left to the caller's own settings.
+// EnsureSchema blocks until it is done or db's context ends, for a minute at
+// most. On Postgres, DDL waits for locks only half a second at a time, because
+// every statement that queues behind it, such as a renewal, waits as well. On
+// Postgres the server ends the transaction after a second if its client freezes
+// or is cut off. In a caller's transaction both limits are left to the caller's
+// settings.
 //
-// The error is [ErrInvalid] for an unusable handle, else it says what the database said.
+// The error is [ErrInvalid] for an unusable handle. Any other error is a case
+// above or the database's.
 func EnsureSchema(db *gorm.DB) error {
 	h, err := open("db", db)
 	if err != nil {
@@ -284,7 +314,7 @@ func EnsureSchema(db *gorm.DB) error {
 	return wrap("ensure schema", err)
 }
 
-// ensure changes what is missing, and looks again, until nothing is.
+// ensure adds the missing DDL, and looks again, until nothing is missing.
 func (h *handle) ensure(ctx context.Context, db *gorm.DB) error {
 	for {
 		missing, err := h.missing(ctx)
@@ -294,7 +324,7 @@ func (h *handle) ensure(ctx context.Context, db *gorm.DB) error {
 		err = h.migrate(ctx, db)
 		switch {
 		case err == nil:
-			continue // what is missing now has the last word
+			continue // look again: the result of missing has the last word
 		case h.dialect.noTable(err):
 			return err
 		case h.inTx:
@@ -310,7 +340,7 @@ func (h *handle) ensure(ctx context.Context, db *gorm.DB) error {
 	}
 }
 
-// missing is the DDL that the schema lacks.
+// missing returns the DDL that the schema lacks.
 func (h *handle) missing(ctx context.Context) (ddl []string, err error) {
 	for _, t := range ownTables {
 		lacks, err := h.inspect(ctx, t)
@@ -322,16 +352,17 @@ func (h *handle) missing(ctx context.Context) (ddl []string, err error) {
 	return ddl, nil
 }
 
-// A column is one of a table that exists, as the catalogue describes it.
+// A column is a column of an existing table, as described by the catalogue.
 type column struct {
 	name     string
-	kind     string // "number", "text", "flag", "json", or any other type; "queue" for a partial index
-	unique   bool   // by itself
-	required bool   // by every INSERT
+	kind     string // "number", "text", "flag", "json", or any other type, and "queue" for a partial index
+	unique   bool   // the column is unique by itself
+	required bool   // every INSERT must give the column
 }
 
-// inspect returns the DDL that a table lacks, all of it if there is none. It asks the catalogue for the table that the statements will
-// see (through the search path, say), takes no lock and needs no right.
+// inspect returns the DDL that a table lacks, or all DDL if there is no table.
+// It asks the catalogue for the table that the statements will see, through the
+// search path for example. inspect takes no lock and needs no right.
 func (h *handle) inspect(ctx context.Context, t ownTable) (lacks []string, err error) {
 	d, quoted := h.dialect, t.quoted(h.dialect, h.prefix)
 	columns, err := query(ctx, h, func(rows *sql.Rows) (c column, err error) {
@@ -376,7 +407,7 @@ func (h *handle) inspect(ctx context.Context, t ownTable) (lacks []string, err e
 	return lacks, nil
 }
 
-// argument is a table's name as the argument of a pragma.
+// argument returns a table's name as the argument of a pragma.
 func argument(table string) string {
 	if space, bare, qualified := strings.Cut(table, "."); qualified {
 		return "'" + bare + "', '" + space + "'"
@@ -384,7 +415,8 @@ func argument(table string) string {
 	return "'" + table + "'"
 }
 
-// migrate adds what is missing, in one transaction, one process at a time.
+// migrate adds everything missing, in a single transaction, one process at a
+// time.
 func (h *handle) migrate(ctx context.Context, db *gorm.DB) error {
 	if h.inTx {
 		return h.add(ctx)
@@ -394,8 +426,8 @@ func (h *handle) migrate(ctx context.Context, db *gorm.DB) error {
 	return s.Transaction(func(tx *gorm.DB) error {
 		in := *h
 		in.pool, in.inTx = tx.Statement.ConnPool, true
-		// The DDL's locks hold up every leader. They must not outlive a client that
-		// is cut off, so the limit comes first. It is the only one that is needed:
+		// The DDL's locks hold up every leader. They must not outlive a client
+		// that is cut off, so the limit comes first. No other limit is needed:
 		// no statement here waits long, or returns much.
 		for _, statement := range append([]string{h.dialect.short}, h.dialect.alone...) {
 			if statement == "" {
@@ -409,7 +441,8 @@ func (h *handle) migrate(ctx context.Context, db *gorm.DB) error {
 	})
 }
 
-// add runs the DDL that is still missing; somebody may have been faster.
+// add runs the DDL that is still missing, because somebody may have been
+// faster.
 func (h *handle) add(ctx context.Context) error {
 	missing, err := h.missing(ctx)
 	if err != nil {
