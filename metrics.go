@@ -11,34 +11,50 @@ import (
 	"github.com/prometheus/common/expfmt"
 )
 
-// NewCollector returns a collector of what this process's electors do, for a Prometheus registry:
+// NewCollector returns a collector of what this process's electors do, for a
+// Prometheus registry:
 //
 //	prometheus.MustRegister(lease.NewCollector())
 //
-// It tells the state at the time of the scrape, once per lease, however many electors of that name run here:
+// The collector tells the state at the time of the scrape, once per lease,
+// however many electors of the same lease run here:
 //
-//	lease_leader{lease}                     1 while this process holds the lease, also while its work winds down; else 0
-//	lease_epoch{lease}                      the highest epoch seen
-//	lease_deadline_seconds{lease}           until the work would be cancelled, if no renewal succeeds; 0 while not leading
-//	lease_work_overrunning{lease}           works that go on although their lease was lost
-//	lease_terms_total{lease}                terms that this process began
-//	lease_terms_lost_total{lease,reason}    terms that ended otherwise than by giving them back
-//	lease_work_overruns_total{lease}        works that went on for longer than a third of a TTL after the loss
-//	lease_renewals_total{lease,result}      attempts to renew: done, refused, failed
-//	lease_renewal_duration_seconds          of attempts that were answered
+//   - lease_leader{lease}: 1 while this process holds the lease, also while its
+//     work winds down, otherwise 0
+//   - lease_epoch{lease}: the highest epoch seen
+//   - lease_deadline_seconds{lease}: the time until the work would be
+//     cancelled, if no renewal succeeds, and 0 while not leading
+//   - lease_work_overrunning{lease}: works that go on although their lease was
+//     lost
+//   - lease_terms_total{lease}: terms that this process began
+//   - lease_terms_lost_total{lease,reason}: terms that ended without being
+//     given back
+//   - lease_work_overruns_total{lease}: works that went on for longer than a
+//     third of a TTL after the loss
+//   - lease_renewals_total{lease,result}: attempts to renew: done, refused,
+//     failed
+//   - lease_renewal_duration_seconds: the duration of attempts that were
+//     answered
 //
-// And of this process's claims, once per table of items, from its first use on:
+// The collector also counts this process's claims, once per table of items,
+// from the table's first use on:
 //
-//	lease_claims_total{table}                claims made
-//	lease_claim_takeovers_total{table}       of them, those of items whose claim had run out
-//	lease_claims_lost_total{table}           claims that ended otherwise than by releasing them or leaving them to run out
-//	lease_claim_writes_refused_total{table}  saves, and fences, of claims that were no longer in force
+//   - lease_claims_total{table}: claims made
+//   - lease_claim_takeovers_total{table}: claims of items whose claim before
+//     had run out
+//   - lease_claims_lost_total{table}: claims that ended without being released
+//     or left to run out
+//   - lease_claim_writes_refused_total{table}: saves and fences of claims that
+//     were no longer in force
 //
-// A lease's series begin with its first elector's Run and go when the last one's has returned; until then its counters never fall. A
-// registry takes one such collector; [prometheus.WrapRegistererWithPrefix] gives its names a prefix.
+// A lease's series begin with the Run of its first elector, and go when the
+// last Run has returned. Until then its counters never fall. A registry takes
+// one such collector. [prometheus.WrapRegistererWithPrefix] gives the names a
+// prefix.
 func NewCollector() prometheus.Collector { return collector{} }
 
-// WritePrometheus writes what [NewCollector] collects to w, in Prometheus' text format, for services that serve no registry.
+// WritePrometheus writes what [NewCollector] collects to w, in Prometheus' text
+// format, for services without a registry.
 func WritePrometheus(w io.Writer) error {
 	registry := prometheus.NewPedanticRegistry()
 	if err := registry.Register(NewCollector()); err != nil {
@@ -90,7 +106,7 @@ func countClaims(name, help string) *prometheus.CounterVec {
 	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "lease_" + name, Help: help}, []string{"table"})
 }
 
-// claimCounts counts for the claims on one table.
+// claimCounts holds the counters of the claims on a table.
 type claimCounts struct{ made, taken, lost, refused prometheus.Counter }
 
 func claimCountsOf(table string) *claimCounts {
@@ -151,14 +167,14 @@ func (collector) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// What came of an attempt to renew.
+// The results of an attempt to renew.
 const (
 	renewalDone    = "done"
-	renewalRefused = "refused" // the term is over
+	renewalRefused = "refused" // the statement's guard refused, usually because the term is over
 	renewalFailed  = "failed"  // no answer, or an error
 )
 
-// counts is what the electors of one lease counted.
+// counts holds the counters of a lease's electors.
 type counts struct {
 	terms, overruns int64
 	lost            map[string]int64 // by reason
@@ -171,10 +187,11 @@ type snapshot struct {
 	lease                string
 	leading, overrunning int
 	epoch                int64
-	left                 time.Duration // the longest, of the tenures that lead
+	left                 time.Duration // the longest of the tenures that lead
 }
 
-// A tally counts for all electors of one lease in this process, for as long as one of them runs.
+// A tally counts for all electors of a lease in this process, while any of them
+// runs.
 type tally struct {
 	mu     sync.Mutex // guards the fields below
 	runs   []*run
@@ -191,7 +208,7 @@ func (t *tally) begin()             { t.add(func(c *counts) { c.terms++ }) }
 func (t *tally) lose(reason string) { t.add(func(c *counts) { c.lost[reason]++ }) }
 func (t *tally) overrun()           { t.add(func(c *counts) { c.overruns++ }) }
 
-// renewal counts an attempt; took is of interest if it was answered.
+// renewal counts an attempt. took is used only if the attempt was answered.
 func (t *tally) renewal(result string, took time.Duration) {
 	t.add(func(c *counts) { c.renewals[result]++ })
 	if result != renewalFailed {
@@ -199,7 +216,7 @@ func (t *tally) renewal(result string, took time.Duration) {
 	}
 }
 
-// electors is all of this process's runs, by lease.
+// electors holds all runs of this process, by lease.
 var electors = registry{tallies: map[string]*tally{}}
 
 type registry struct {
@@ -225,7 +242,7 @@ func (g *registry) join(r *run) *tally {
 	return t
 }
 
-// leave removes a run, and with the last one its tally.
+// leave removes a run. With the last run of a lease, it removes the tally.
 func (g *registry) leave(r *run) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -238,7 +255,7 @@ func (g *registry) leave(r *run) {
 	}
 }
 
-// snapshots asks every run for its state as it is now.
+// snapshots asks every run for its current state.
 func (g *registry) snapshots() []snapshot {
 	g.mu.Lock()
 	defer g.mu.Unlock()
