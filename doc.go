@@ -60,7 +60,8 @@
 // margin of the second guarantee, except for a twelfth of the TTL. An [Elector]
 // that starts after a step forward can take a lease that is still live, because
 // its first poll has only the database's clock to go by. So can [TryAcquire],
-// because it never watches the lease.
+// because it never watches the lease. After a step forward an elector can also
+// take a lease that was acquired by hand, in the last quarter of its TTL.
 //
 // After a step back a lease appears to be held until the clock has caught up,
 // because no renewal takes an expiry back. Electors take such a lease all the

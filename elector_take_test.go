@@ -253,3 +253,32 @@ func TestATermThatWasWonTooLateLeavesNothingBehind(t *testing.T) {
 type onlySays struct{ context.Context }
 
 func (onlySays) Err() error { return context.Canceled }
+
+func TestADeletedRowIsWaitedForThoughTheElectorNeverSawIt(t *testing.T) {
+	for i := range 12 {
+		inBubble(t, func(t *testing.T, c *cluster) {
+			b := c.start("B") // its first poll finds no row
+			c.leads(b)
+			other := c.start("C")
+			c.pass(T)
+			b.store.cut()
+			c.passUntil(3*T, "C leads", other.IsLeader)
+			c.pass(2*T + time.Duration(i)*T/12)
+			c.leads(other)
+			c.table.delete()
+			b.store.heal()
+			c.passUntil(3*T, "somebody leads again", func() bool { return b.terms()+other.terms() == 3 })
+			c.checkTerms()
+		})
+	}
+}
+
+func TestARowMadeByHandIsHeldAsLongAsItSays(t *testing.T) {
+	inBubble(t, func(t *testing.T, c *cluster) {
+		c.table.row = &Record{Name: "job", Holder: "hand", ExpiresAt: time.Now().Add(10 * T)}
+		b := c.start("B")
+		if took := c.passUntil(11*T, "B leads", b.IsLeader); took < 10*T {
+			t.Errorf("B leads after %v", took)
+		}
+	})
+}

@@ -82,18 +82,20 @@ func TermFrom(ctx context.Context) (Term, bool) {
 // Begin and Transaction on a handle with the context. A handle kept from
 // start-up does not carry the context.
 //
-// Take the fence first. On Postgres the fence lets renewals pass. The server
-// ends the session if the transaction then lies idle between two statements for
-// the lease's TTL. On SQLite the fence takes the only write lock, and renewals
-// wait for the lock: keep such transactions well under a third of the TTL. A
+// Take the fence first. On Postgres the fence lets renewals pass. Postgres ends
+// the session if the transaction then lies idle between two statements for the
+// lease's TTL. On SQLite the fence takes the only write lock, and renewals wait
+// for the lock: keep such transactions well under a third of the TTL. A
 // rollback to an earlier savepoint undoes the fence.
 //
 // On SQLite a failed statement can end its whole transaction: SQLite does so
 // when the statement is interrupted, says OR ROLLBACK, or meets a full disk.
 // Fence refuses such a transaction. If the transaction ends after the fence,
 // every later statement through tx is refused, and the commit too. To check for
-// such an end, Fence replaces tx.Statement.ConnPool on SQLite. Write through
-// the handle that was fenced, or through a handle derived from it afterwards.
+// such an end, Fence replaces tx.Statement.ConnPool on SQLite: take the fence
+// before other goroutines use tx. Write through the handle that was fenced, or
+// through a handle derived from it afterwards. A [sql.Stmt] that you prepare
+// yourself is not checked.
 // If a transaction ends and then meets a savepoint before its fence, Fence
 // cannot tell it from a live transaction: return the first error.
 //

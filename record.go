@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"fmt"
@@ -76,10 +77,16 @@ func (s sighting) ttl() time.Duration {
 	return s.ExpiresAt.Sub(s.RenewedAt)
 }
 
+// lasts returns the TTL of the row's last renewal. A row that does not say lasts
+// at least ttl, and as long as the row has left.
+func (s sighting) lasts(ttl time.Duration) time.Duration {
+	return cmp.Or(s.ttl(), max(ttl, s.ExpiresAt.Sub(s.now)))
+}
+
 // age returns how long ago the row was renewed, by the deciding clock, if the
 // renewal was for ttl. A renewal in the future has the age 0.
 func (s sighting) age(ttl time.Duration) time.Duration {
-	return max(0, ttl-s.ExpiresAt.Sub(s.now))
+	return max(0, saturatingAdd(ttl, s.now.Sub(s.ExpiresAt)))
 }
 
 // remaining returns how long the lease is still held, or 0 if it is not held.
@@ -147,8 +154,8 @@ WHERE l.name = ?2 AND l.holder = ?3 AND l.epoch = ?4 AND l.expires_at > {now} + 
 	// renewed more than a TTL ahead of the clock: that clock has been corrected
 	// since.
 	renewSeenSQL = `UPDATE {table} AS l SET
-	expires_at = CASE WHEN l.renewed_at > {now} + ?5 THEN {now} + ?5 ELSE {later}(l.expires_at, {now} + ?5) END,
-	renewed_at = CASE WHEN l.renewed_at > {now} + ?5 THEN {now} ELSE {later}(l.renewed_at + 1, {now}) END{from}
+	expires_at = CASE WHEN {ahead} THEN {now} + ?5 ELSE {later}(l.expires_at, {later}(l.renewed_at + 1, {now}) + ?5) END,
+	renewed_at = CASE WHEN {ahead} THEN {now} ELSE {later}(l.renewed_at + 1, {now}) END{from}
 WHERE l.name = ?2 AND l.holder = ?3 AND l.epoch = ?4 AND l.expires_at > {now} AND l.renewed_at = ?6`
 
 	releaseHeldSQL = `UPDATE {table} AS l SET holder = '', expires_at = {now}{from}
@@ -189,6 +196,7 @@ func quote(table string) string { return `"` + strings.Replace(table, ".", `"."`
 // placeholders of later replacements. Names come last.
 func (d *dialect) text(sql string, names [][2]string) string {
 	for _, r := range [][2]string{
+		{"{ahead}", "l.renewed_at > {now} + {later}(?5, l.expires_at - l.renewed_at)"}, // by a TTL, of the row or of its renewal
 		{"{locked}", d.locked}, {"{lockedItem}", d.lockedItem}, {"{from}", d.from}, {"{now}", d.now}, {"{durable}", d.durable}, {"{brief}", d.brief}, {"{later}", d.later},
 		{"{clock}", d.clock},
 		{"?", d.parameter},

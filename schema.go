@@ -290,8 +290,8 @@ const ensureFor = time.Minute
 // or is cut off. In a caller's transaction both limits are left to the caller's
 // settings.
 //
-// The error is [ErrInvalid] for an unusable handle. Any other error is a case
-// above or the database's.
+// The error is [ErrInvalid] for an unusable handle. Any other error is
+// described above, or is the database's.
 func EnsureSchema(db *gorm.DB) error {
 	h, err := open("db", db)
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"gorm.io/gorm"
 )
@@ -25,23 +26,32 @@ var errEnded = fmt.Errorf("SQLite ended the transaction by itself after a statem
 // are not enough: an INSERT with RETURNING may fail only while its rows are
 // read. Once a liveTx has seen the end, it rolls back the *sql.Tx below. Then
 // database/sql refuses the statements of every other handle, too.
+//
+// No statement comes between the question and the statement asked for, not even
+// from another goroutine. The exception is a statement that was prepared: a
+// caller who prepares statements uses the transaction in one goroutine at a
+// time.
 type liveTx struct {
 	gorm.ConnPool
 	gorm.TxCommitter
 	dialect *dialect
 
-	mu    sync.Mutex // one question at a time, and guards the fields below
-	fresh bool       // nothing was sent yet that could have ended the transaction
-	ended error
+	mu         sync.Mutex // held from the question to the end of the statement; guards the fields below
+	fresh      bool       // nothing was sent yet that could have ended the transaction
+	ended      bool
+	rolledBack chan struct{} // closed after the roll-back; nil before the end
 }
 
-// alive returns the error with which a statement of the transaction must fail,
-// or nil.
-func (tx *liveTx) alive(ctx context.Context) error {
-	tx.mu.Lock()
-	defer tx.mu.Unlock()
-	if tx.ended != nil {
-		return tx.ended
+// rollBackFor is how long a statement that finds the end waits for the
+// roll-back. Open rows hold up the roll-back, and their owner may be the caller
+// who waits.
+const rollBackFor = 100 * time.Millisecond
+
+// ask returns the error with which a statement of the transaction must fail, or
+// nil. The caller holds mu.
+func (tx *liveTx) ask(ctx context.Context) error {
+	if tx.ended {
+		return errEnded
 	}
 	if tx.fresh {
 		tx.fresh = false
@@ -53,51 +63,89 @@ func (tx *liveTx) alive(ctx context.Context) error {
 	switch {
 	case tx.dialect.begun(err):
 		return nil
-	case err == nil:
-		err = errEnded
+	case err != nil:
+		return err // no answer, so the next statement asks again
 	}
-	tx.ended = err
-	_ = tx.Rollback() // ends the transaction that was begun just now, too
-	return err
+	// The roll-back ends the transaction that was begun just now, too.
+	tx.ended, tx.rolledBack = true, make(chan struct{})
+	go func() {
+		defer close(tx.rolledBack)
+		_ = tx.Rollback()
+	}()
+	select {
+	case <-tx.rolledBack:
+	case <-time.After(rollBackFor):
+	}
+	return errEnded
 }
 
-// refuse is like alive, for a statement that is about to be sent. It returns
-// nil if the owner, or the end of the context, has ended the transaction: then
-// the transaction refuses the statement by itself.
+// alive returns nil unless the database has ended the transaction.
+func (tx *liveTx) alive(ctx context.Context) error {
+	tx.mu.Lock()
+	defer tx.mu.Unlock()
+	return tx.ask(ctx)
+}
+
+// refuse is like ask, for a statement that is about to be sent. It returns nil
+// if the owner, or the end of the context, has ended the transaction: then the
+// transaction refuses the statement by itself.
 func (tx *liveTx) refuse(ctx context.Context) error {
-	return ignore(tx.alive(ctx), func(err error) bool { return errors.Is(err, sql.ErrTxDone) && !errors.Is(err, errEnded) })
+	return ignore(tx.ask(ctx), func(err error) bool { return errors.Is(err, sql.ErrTxDone) && !errors.Is(err, errEnded) })
+}
+
+// send sends a statement, unless the database has ended the transaction.
+func send[T any](ctx context.Context, tx *liveTx, statement func() (T, error)) (result T, err error) {
+	tx.mu.Lock()
+	defer tx.mu.Unlock()
+	if err := tx.refuse(ctx); err != nil {
+		return result, err
+	}
+	return statement()
+}
+
+// sendable returns a context for a statement that has no error to return. If
+// the statement must not be sent, the context has ended, unless the transaction
+// below was rolled back and refuses the statement by itself. The caller holds
+// mu.
+func (tx *liveTx) sendable(ctx context.Context) context.Context {
+	if tx.refuse(ctx) == nil {
+		return ctx
+	}
+	select {
+	case <-tx.rolledBack: // never, if that is nil
+		return ctx
+	default:
+		ended, cancel := context.WithCancel(ctx)
+		cancel()
+		return ended
+	}
 }
 
 func (tx *liveTx) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
-	if err := tx.refuse(ctx); err != nil {
-		return nil, err
-	}
-	return tx.ConnPool.ExecContext(ctx, query, args...)
+	return send(ctx, tx, func() (sql.Result, error) { return tx.ConnPool.ExecContext(ctx, query, args...) })
 }
 
 func (tx *liveTx) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
-	if err := tx.refuse(ctx); err != nil {
-		return nil, err
-	}
-	return tx.ConnPool.QueryContext(ctx, query, args...)
+	return send(ctx, tx, func() (*sql.Rows, error) { return tx.ConnPool.QueryContext(ctx, query, args...) })
 }
 
-// QueryRowContext has no error to return. The transaction below was rolled
-// back, and returns an error.
 func (tx *liveTx) QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row {
-	_ = tx.refuse(ctx)
-	return tx.ConnPool.QueryRowContext(ctx, query, args...)
+	tx.mu.Lock()
+	defer tx.mu.Unlock()
+	return tx.ConnPool.QueryRowContext(tx.sendable(ctx), query, args...)
 }
 
 func (tx *liveTx) PrepareContext(ctx context.Context, query string) (*sql.Stmt, error) {
-	if err := tx.refuse(ctx); err != nil {
-		return nil, err
-	}
-	return tx.ConnPool.PrepareContext(ctx, query)
+	return send(ctx, tx, func() (*sql.Stmt, error) { return tx.ConnPool.PrepareContext(ctx, query) })
 }
 
+// Commit fails if the database has ended the transaction. The commit itself
+// would notice an end that comes after the question.
 func (tx *liveTx) Commit() error {
-	if err := tx.refuse(context.Background()); err != nil {
+	tx.mu.Lock()
+	err := tx.refuse(context.Background())
+	tx.mu.Unlock()
+	if err != nil {
 		return err
 	}
 	return tx.TxCommitter.Commit()
@@ -114,10 +162,12 @@ type liveGORMTx struct {
 	tx gorm.Tx
 }
 
-// StmtContext has no error to return, like QueryRowContext.
+// StmtContext returns a statement that fails, if the database has ended the
+// transaction.
 func (tx *liveGORMTx) StmtContext(ctx context.Context, stmt *sql.Stmt) *sql.Stmt {
-	_ = tx.refuse(ctx)
-	return tx.tx.StmtContext(ctx, stmt)
+	tx.mu.Lock()
+	defer tx.mu.Unlock()
+	return tx.tx.StmtContext(tx.sendable(ctx), stmt)
 }
 
 // live makes a liveTx of a transaction. It returns the pool unchanged, and

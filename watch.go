@@ -1,9 +1,6 @@
 package lease
 
-import (
-	"cmp"
-	"time"
-)
+import "time"
 
 // A watch is an elector's knowledge of its lease, from its polls. The watch
 // decides when the elector may take the lease.
@@ -29,25 +26,26 @@ type watch struct {
 	since    instant       // when the first answer came that showed this row
 	age      time.Duration // the row's age at since, as far as believed
 
-	polled bool
-	known  bool          // some poll or takeover found a row
-	epoch  int64         // the highest ever seen
-	ttl    time.Duration // the row's TTL when somebody last held it
-	own    Term          // the last term that the elector won, which is over
+	polled    bool
+	following bool          // the elector has polled since it last led
+	known     bool          // some poll or takeover found a row
+	epoch     int64         // the highest ever seen
+	ttl       time.Duration // the row's TTL when somebody last held it
+	own       Term          // the last term that the elector won, which is over
 }
 
 // note records the answer to a poll.
 func (w *watch) note(row sighting, answered instant, ttl time.Duration) {
-	if row.Holder != "" {
-		w.ttl = cmp.Or(row.ttl(), ttl)
-	}
-	if row.Record != w.row.Record {
+	if !w.following || row.Record != w.row.Record {
+		if row.Holder != "" {
+			w.ttl = row.lasts(ttl)
+		}
 		w.since, w.age = answered, row.age(w.ttl)
 		if w.polled { // the first poll knows nothing else, and believes the age wholly
 			w.age = min(w.age, pace(w.ttl).belief())
 		}
 	}
-	w.polled, w.row, w.answered = true, row, answered
+	w.polled, w.following, w.row, w.answered = true, true, row, answered
 	if row.exists {
 		w.remember(row.Epoch)
 	}
@@ -56,10 +54,11 @@ func (w *watch) note(row sighting, answered instant, ttl time.Duration) {
 // remember records an epoch that the elector saw.
 func (w *watch) remember(epoch int64) { w.known, w.epoch = true, max(w.epoch, epoch) }
 
-// lead records a term that the elector won.
+// lead records a term that the elector won. What the elector saw before the
+// term says nothing about the row after it.
 func (w *watch) lead(t Term) {
 	w.remember(t.Epoch)
-	w.own = t
+	w.own, w.following = t, false
 }
 
 // wait returns how long the row must still stand unchanged, from the last

@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"math"
 	"testing"
 	"time"
 )
@@ -144,5 +145,40 @@ func TestAWatchKeepsTheHighestEpochThoughARowWithALowerOneAppears(t *testing.T) 
 	w.note(held(0, 0), at(0), T) // epoch 3, made by hand
 	if w.epoch != 7 {
 		t.Errorf("epoch %d", w.epoch)
+	}
+}
+
+func TestAWatchCountsForAMissingRowFromItsNextLookAfterATerm(t *testing.T) {
+	none := sighting{now: clockAt(0)}
+	var w watch
+	if wait := see(&w, look{none, 0}); wait != 0 {
+		t.Fatalf("it waits %v for a lease that never had a row", wait)
+	}
+	w.lead(Term{Name: "job", Holder: "B", Epoch: 1})
+	if wait := see(&w, look{none, 10 * T}); wait != T {
+		t.Errorf("it waits %v after the answer that first showed the row gone", wait)
+	}
+}
+
+func TestARowThatTellsNoRenewalIsWaitedForAsLongAsItSays(t *testing.T) {
+	var w watch
+	row := held(0, 0)
+	row.RenewedAt, row.ExpiresAt = time.Time{}, clockAt(10*T)
+	if wait := see(&w, look{row, 0}); wait != 10*T {
+		t.Errorf("it waits %v at first", wait)
+	}
+	row.now = clockAt(4 * T)
+	if wait := see(&w, look{row, 4 * T}); wait != 6*T {
+		t.Errorf("it waits %v later", wait)
+	}
+}
+
+func TestAnExpiredRowIsOldHoweverHugeTheTTL(t *testing.T) {
+	row := held(0, 0)
+	row.RenewedAt, row.ExpiresAt = time.Time{}, clockAt(-time.Hour)
+	var w watch
+	w.note(row, at(0), math.MaxInt64)
+	if wait := w.wait(math.MaxInt64); wait != 0 {
+		t.Errorf("it waits %v", wait)
 	}
 }

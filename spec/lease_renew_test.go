@@ -36,11 +36,12 @@ func TestARenewalByHandThatLandsAfterANewerOneLeavesTheLaterExpiry(t *testing.T)
 		gdb := fresh(t, db)
 		granted(t, gdb, "A", noon)
 		got := renewingLate(t, db, func() { granted(t, gdb, "A", noon.Add(10*time.Second)) })
-		if s := find(t, gdb, "job"); !got || !s.ExpiresAt.Equal(noon.Add(70*time.Second)) || s.Epoch != 1 {
+		end := noon.Add(70*time.Second + time.Microsecond) // by which every renewal changes the row
+		if s := find(t, gdb, "job"); !got || !s.ExpiresAt.Equal(end) || s.Epoch != 1 {
 			t.Errorf("it is told %v; the lease expires at %v, in term %d", got, s.ExpiresAt, s.Epoch)
 		}
-		refused(t, gdb, "B", noon.Add(70*time.Second-time.Microsecond))
-		granted(t, gdb, "B", noon.Add(70*time.Second))
+		refused(t, gdb, "B", end.Add(-time.Microsecond))
+		granted(t, gdb, "B", end)
 	})
 }
 
@@ -193,4 +194,30 @@ func TestATakeoverCountsFromTheEndOfItsWaitAndARenewalFromItsBeginning(t *testin
 	if renewed, waiting := behind("B"); renewed >= waiting {
 		t.Errorf("a renewal counts from %d, and waited until after %d", renewed, waiting)
 	}
+}
+
+func TestARenewalAfterAStepBackLastsAWholeTTLFromTheLastOne(t *testing.T) {
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := fresh(t, db)
+		if ok, err := lease.TryAcquire(t.Context(), gdb, "job", "A", time.Second, noon); !ok || err != nil {
+			t.Fatal(ok, err)
+		}
+		granted(t, gdb, "A", noon.Add(-59*time.Second)) // for a minute
+		if s := find(t, gdb, "job"); s.ExpiresAt.Sub(s.RenewedAt) < time.Minute {
+			t.Errorf("a standby would count %v, not a minute", s.ExpiresAt.Sub(s.RenewedAt))
+		}
+	})
+}
+
+func TestAShortRenewalByAClockThatWentBackALittleLeavesALongLease(t *testing.T) {
+	dbtest.Run(t, func(t *testing.T, db *dbtest.Database) {
+		gdb := fresh(t, db)
+		if ok, err := lease.TryAcquire(t.Context(), gdb, "job", "A", time.Hour, noon); !ok || err != nil {
+			t.Fatal(ok, err)
+		}
+		if ok, err := lease.TryAcquire(t.Context(), gdb, "job", "A", time.Second, noon.Add(-2*time.Second)); !ok || err != nil {
+			t.Fatal(ok, err)
+		}
+		refused(t, gdb, "B", noon.Add(time.Hour-time.Microsecond))
+	})
 }

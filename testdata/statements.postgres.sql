@@ -30,8 +30,8 @@ WHERE l.name = $2 AND l.holder = $3 AND l.epoch = $4 AND l.expires_at > lease_c.
 
 -- a lease: renew it by hand, as it was seen
 UPDATE "leases" AS l SET
-	expires_at = CASE WHEN l.renewed_at > lease_c.now + $5 THEN lease_c.now + $5 ELSE GREATEST(l.expires_at, lease_c.now + $5) END,
-	renewed_at = CASE WHEN l.renewed_at > lease_c.now + $5 THEN lease_c.now ELSE GREATEST(l.renewed_at + 1, lease_c.now) END
+	expires_at = CASE WHEN l.renewed_at > lease_c.now + GREATEST($5, l.expires_at - l.renewed_at) THEN lease_c.now + $5 ELSE GREATEST(l.expires_at, GREATEST(l.renewed_at + 1, lease_c.now) + $5) END,
+	renewed_at = CASE WHEN l.renewed_at > lease_c.now + GREATEST($5, l.expires_at - l.renewed_at) THEN lease_c.now ELSE GREATEST(l.renewed_at + 1, lease_c.now) END
 FROM (SELECT COALESCE(CAST($1 AS BIGINT), (extract(epoch from clock_timestamp())*1000000)::bigint) AS now, set_config('synchronous_commit', CASE current_setting('synchronous_commit')
 	WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END, true) AS durable) AS lease_c
 WHERE l.name = $2 AND l.holder = $3 AND l.epoch = $4 AND l.expires_at > lease_c.now AND l.renewed_at = $6;

@@ -23,8 +23,8 @@ WHERE l.name = ?2 AND l.holder = ?3 AND l.epoch = ?4 AND l.expires_at > IFNULL(?
 
 -- a lease: renew it by hand, as it was seen
 UPDATE "leases" AS l SET
-	expires_at = CASE WHEN l.renewed_at > IFNULL(?1, CAST((julianday('now')-2440587.5)*86400000+0.5 AS INTEGER)*1000) + ?5 THEN IFNULL(?1, CAST((julianday('now')-2440587.5)*86400000+0.5 AS INTEGER)*1000) + ?5 ELSE max(l.expires_at, IFNULL(?1, CAST((julianday('now')-2440587.5)*86400000+0.5 AS INTEGER)*1000) + ?5) END,
-	renewed_at = CASE WHEN l.renewed_at > IFNULL(?1, CAST((julianday('now')-2440587.5)*86400000+0.5 AS INTEGER)*1000) + ?5 THEN IFNULL(?1, CAST((julianday('now')-2440587.5)*86400000+0.5 AS INTEGER)*1000) ELSE max(l.renewed_at + 1, IFNULL(?1, CAST((julianday('now')-2440587.5)*86400000+0.5 AS INTEGER)*1000)) END
+	expires_at = CASE WHEN l.renewed_at > IFNULL(?1, CAST((julianday('now')-2440587.5)*86400000+0.5 AS INTEGER)*1000) + max(?5, l.expires_at - l.renewed_at) THEN IFNULL(?1, CAST((julianday('now')-2440587.5)*86400000+0.5 AS INTEGER)*1000) + ?5 ELSE max(l.expires_at, max(l.renewed_at + 1, IFNULL(?1, CAST((julianday('now')-2440587.5)*86400000+0.5 AS INTEGER)*1000)) + ?5) END,
+	renewed_at = CASE WHEN l.renewed_at > IFNULL(?1, CAST((julianday('now')-2440587.5)*86400000+0.5 AS INTEGER)*1000) + max(?5, l.expires_at - l.renewed_at) THEN IFNULL(?1, CAST((julianday('now')-2440587.5)*86400000+0.5 AS INTEGER)*1000) ELSE max(l.renewed_at + 1, IFNULL(?1, CAST((julianday('now')-2440587.5)*86400000+0.5 AS INTEGER)*1000)) END
 WHERE l.name = ?2 AND l.holder = ?3 AND l.epoch = ?4 AND l.expires_at > IFNULL(?1, CAST((julianday('now')-2440587.5)*86400000+0.5 AS INTEGER)*1000) AND l.renewed_at = ?6;
 
 -- a lease: release it by hand

@@ -31,10 +31,11 @@ func (s state) acquire(holder string, now, ttl int64) (state, bool) {
 		return state{holder, s.epoch + 1, now + ttl, now}, true
 	case s.holder != holder:
 		return s, false
-	case s.renewed > now+ttl: // its own, by a clock that was ahead: put right
+	case s.renewed > now+max(ttl, s.expires-s.renewed): // its own, by a clock that was ahead: put right
 		return state{holder, s.epoch, now + ttl, now}, true
 	}
-	return state{holder, s.epoch, max(s.expires, now+ttl), max(s.renewed+1, now)}, true // its own: renewed
+	renewed := max(s.renewed+1, now) // its own
+	return state{holder, s.epoch, max(s.expires, renewed+ttl), renewed}, true
 }
 
 // release models Release.
