@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"gorm.io/gorm"
@@ -102,6 +101,7 @@ var claimColumns = []string{
 type items[T any] struct {
 	*handle
 	db        *gorm.DB // the caller's, to begin sessions from
+	isItem    bool     // T is Item
 	name      string   // of the table, unquoted
 	schema    *schema.Schema
 	key       *schema.Field
@@ -114,10 +114,9 @@ type items[T any] struct {
 type itemStatements struct {
 	find, peek, take, renew, release, fence string
 
-	takeFirst                       string                    // takeNext without scopes
-	beforeNext, afterNext           string                    // the parts of takeNext
-	lastNext                        atomic.Pointer[[2]string] // the last {next}, and takeNext with it
-	free, order, pickNext, peekNext composed
+	takeFirst                       string // takeNext of an Item, without scopes
+	beforeNext, afterNext           string // the parts of takeNext
+	free, order, pickNext, peekNext clause.Expr
 
 	save, saveIn   string   // of an Item, outside and inside the caller's transaction
 	guard, guardIn []string // of a save through GORM, cut at its parameters
@@ -142,12 +141,6 @@ type itemStatementsKey struct {
 	dialect                 *dialect
 	table, columns, visible string
 }
-
-// A composed is finished SQL, as a part of a statement that GORM composes.
-type composed string
-
-// Build implements [clause.Expression].
-func (c composed) Build(b clause.Builder) { _, _ = b.WriteString(string(c)) }
 
 // A condition is finished SQL with parameters, as a part of a statement that
 // GORM composes. One parameter follows each part except the last.
@@ -183,7 +176,7 @@ func openItems[T any, M Model[T]](db *gorm.DB) (*items[T], error) {
 	}
 	m.key = m.schema.PrimaryFields[0]
 	h.pool, h.inTx = primary(h.dialect, db, model)
-	if _, own := any(model).(*Item); own {
+	if _, m.isItem = any(model).(*Item); m.isItem {
 		m.name = h.prefix + itemsTable
 	}
 	if m.sql, err = m.finished(); err != nil {
@@ -212,15 +205,16 @@ func (m *items[T]) finished() (*itemStatements, error) {
 
 func (m *items[T]) finish(visible string) *itemStatements {
 	text := func(sql string) string { return m.text(sql, visible) }
+	part := func(sql string) clause.Expr { return clause.Expr{SQL: text(sql)} } // of a statement that GORM composes
 	s := &itemStatements{
 		find: text(findItemSQL), peek: text(peekItemSQL), take: text(takeItemSQL),
 		renew: text(renewItemSQL), release: text(releaseItemSQL), fence: text(m.dialect.fence),
-		free: composed(text(freeSQL)), order: composed(text(orderSQL)), pickNext: composed(text(pickNextSQL)), peekNext: composed(text(peekNextSQL)),
+		free: part(freeSQL), order: part(orderSQL), pickNext: part(pickNextSQL), peekNext: part(peekNextSQL),
 		save: text(saveItemSQL), saveIn: text(saveItemSQL),
 		mend:  "the table " + m.table() + " is missing, or lacks a column that is named; AutoMigrate brings those of the model",
 		count: claimCountsOf(m.name),
 	}
-	if _, own := any((*T)(nil)).(*Item); own {
+	if m.isItem {
 		s.mend = "the table " + m.table() + " is missing, or of an older version; EnsureSchema mends that"
 	}
 	s.beforeNext, s.afterNext, _ = strings.Cut(text(takeNextItemSQL), "{next}")
@@ -256,16 +250,8 @@ func (m *items[T]) finish(visible string) *itemStatements {
 	return s
 }
 
-// takeNext returns the statement with the query for the item in it. The query
-// is mostly the same as in the call before.
-func (s *itemStatements) takeNext(next string) string {
-	last := s.lastNext.Load()
-	if last == nil || last[0] != next {
-		last = &[2]string{next, s.beforeNext + next + s.afterNext}
-		s.lastNext.Store(last)
-	}
-	return last[1]
-}
+// takeNext returns the statement with the query for the item in it.
+func (s *itemStatements) takeNext(next string) string { return s.beforeNext + next + s.afterNext }
 
 // table is the table's name, quoted.
 func (m *items[T]) table() string { return m.db.Statement.Quote(m.name) }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"reflect"
-	"slices"
 	"strings"
 	"time"
 
@@ -13,54 +12,41 @@ import (
 	"gorm.io/gorm/clause"
 )
 
-// unnarrowed reports whether nothing except scopes can narrow a query for
-// items.
-func (m *items[T]) unnarrowed() bool {
-	_, item := any((*T)(nil)).(*Item)
-	return item || !m.plugged() && onlyOwnCallbacks(m.db)
-}
-
-// onlyOwnCallbacks reports whether a query runs GORM's own callbacks and no
-// others. The resolver plugin counts as GORM's own. GORM has no function for
-// this question, so onlyOwnCallbacks looks inside GORM. If GORM's inside is not
-// as expected, the answer is no.
-func onlyOwnCallbacks(db *gorm.DB) bool {
-	queries := db.Callback().Query()
-	own := []string{"gorm:query", "gorm:preload", "gorm:after_query"}
-	if db.Plugins["gorm:db_resolver"] != nil {
-		own = append(own, "gorm:db_resolver")
-	}
-	all := reflect.ValueOf(queries).Elem().FieldByName("callbacks")
-	return all.Kind() == reflect.Slice && all.Len() == len(own) && !slices.ContainsFunc(own, func(name string) bool { return queries.Get(name) == nil })
-}
-
 // takeNext claims the longest-waiting item, among the items that nobody else is
 // about to take. takeNext returns the item, or nil if there is none, and the
 // owner before. One UPDATE.
 func (m *items[T]) takeNext(ctx context.Context, owner, stepID string, ttl time.Duration, now time.Time, scopes []func(*gorm.DB) *gorm.DB) (l *loaded[T], before string, err error) {
 	err = m.attempt(ctx, func(ctx context.Context, pool gorm.ConnPool) error {
-		args := []any{clockArg(now), owner, stepID, ttlMicros(ttl)}
-		if len(scopes) == 0 && m.unnarrowed() {
-			l, err = m.load(ctx, pool, []any{&before}, m.sql.takeFirst, args...)
-			return err
+		text, args, err := m.composeNext(ctx, pool, scopes, clockArg(now), owner, stepID, ttlMicros(ttl))
+		if err == nil {
+			l, err = m.load(ctx, pool, []any{&before}, text, args...)
 		}
-		next, err := m.next(m.dry(ctx, pool), m.sql.pickNext, scopes)
-		if err != nil {
-			return err
-		}
-		lock := clause.Locking{Strength: "UPDATE", Options: "SKIP LOCKED"}
-		if len(next.Statement.Joins) > 0 {
-			lock.Table = clause.Table{Name: m.name[strings.LastIndex(m.name, ".")+1:]}
-		}
-		next = next.Clauses(lock)
-		next.Statement.Vars = args
-		if err := m.build(next); err != nil {
-			return err
-		}
-		l, err = m.load(ctx, pool, []any{&before}, m.sql.takeNext(next.Statement.SQL.String()), next.Statement.Vars...)
 		return err
 	})
 	return l, before, err
+}
+
+// composeNext returns takeNext's statement and its parameters. Callbacks and
+// plugins of the user's may narrow a query for rows of the user's model, so
+// GORM composes it. Nothing but scopes narrows a query for an Item.
+func (m *items[T]) composeNext(ctx context.Context, pool gorm.ConnPool, scopes []func(*gorm.DB) *gorm.DB, args ...any) (string, []any, error) {
+	if len(scopes) == 0 && m.isItem {
+		return m.sql.takeFirst, args, nil
+	}
+	next, err := m.next(m.dry(ctx, pool), m.sql.pickNext, scopes)
+	if err != nil {
+		return "", nil, err
+	}
+	lock := clause.Locking{Strength: "UPDATE", Options: "SKIP LOCKED"}
+	if len(next.Statement.Joins) > 0 {
+		lock.Table = clause.Table{Name: m.name[strings.LastIndex(m.name, ".")+1:]}
+	}
+	next = next.Clauses(lock)
+	next.Statement.Vars = args
+	if err := m.build(next); err != nil {
+		return "", nil, err
+	}
+	return m.sql.takeNext(next.Statement.SQL.String()), next.Statement.Vars, nil
 }
 
 // peekNext reads the state of the item that waited longest. One SELECT.
@@ -91,7 +77,7 @@ func (m *items[T]) peekNext(ctx context.Context, now time.Time, scopes []func(*g
 // longest-waiting item comes first. Scopes narrow the query with conditions and
 // joins. Other clauses are ErrInvalid. The query's first parameter is the
 // clock.
-func (m *items[T]) next(s *gorm.DB, columns composed, scopes []func(*gorm.DB) *gorm.DB) (*gorm.DB, error) {
+func (m *items[T]) next(s *gorm.DB, columns clause.Expr, scopes []func(*gorm.DB) *gorm.DB) (*gorm.DB, error) {
 	next := s.Model(new(T))
 	clauses := next.Statement.Clauses
 	// GORM would select columns of its own, for a join as well.
@@ -141,7 +127,7 @@ func (m *items[T]) dry(ctx context.Context, pool gorm.ConnPool) *gorm.DB {
 // take part.
 func (m *items[T]) build(query *gorm.DB) error {
 	model := query.Statement.Model
-	if _, own := model.(*Item); !own {
+	if !m.isItem {
 		return query.Find(model).Error
 	}
 	if err := query.Statement.Parse(model); err != nil {

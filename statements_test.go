@@ -65,11 +65,18 @@ func TestTheStatementsAreTheGoldenOnes(t *testing.T) {
 		show("a row of a model: claim it, as it was seen", j.take)
 		show("a row of a model: look for the next", next.Statement.SQL.String())
 		if jobs.dialect.skipLocked {
-			show("a row of a model: claim the next", j.takeFirst)
+			claimed, _, err := jobs.composeNext(t.Context(), jobs.pool, nil, nil, "A", "", int64(1))
+			if err != nil {
+				t.Fatal(err)
+			}
+			show("a row of a model: claim the next", claimed)
 		}
 		show("a row of a model: renew a claim", j.renew)
 		show("a row of a model: release a claim", j.release)
 		show("a row of a model: fence a claim", j.fence)
+		if items.dialect.skipLocked {
+			show("an item: claim the next", items.sql.takeFirst)
+		}
 		show("an item: save", items.sql.save)
 		show("an item: save in a transaction", items.sql.saveIn)
 		golden := filepath.Join("testdata", "statements."+db.Backend+".sql")
