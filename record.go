@@ -154,7 +154,7 @@ WHERE l.name = ?2 AND l.holder = ?3 AND l.epoch = ?4 AND l.expires_at > {now} + 
 	// renewed more than a TTL ahead of the clock: that clock has been corrected
 	// since.
 	renewSeenSQL = `UPDATE {table} AS l SET
-	expires_at = CASE WHEN {ahead} THEN {now} + ?5 ELSE {later}(l.expires_at, {later}(l.renewed_at + 1, {now}) + ?5) END,
+	expires_at = CASE WHEN {ahead} THEN {now} + ?5 ELSE {later}(l.expires_at, {later}(l.renewed_at, {now}) + ?5) END,
 	renewed_at = CASE WHEN {ahead} THEN {now} ELSE {later}(l.renewed_at + 1, {now}) END{from}
 WHERE l.name = ?2 AND l.holder = ?3 AND l.epoch = ?4 AND l.expires_at > {now} AND l.renewed_at = ?6`
 

@@ -36,7 +36,7 @@ func TestARenewalByHandThatLandsAfterANewerOneLeavesTheLaterExpiry(t *testing.T)
 		gdb := fresh(t, db)
 		granted(t, gdb, "A", noon)
 		got := renewingLate(t, db, func() { granted(t, gdb, "A", noon.Add(10*time.Second)) })
-		end := noon.Add(70*time.Second + time.Microsecond) // by which every renewal changes the row
+		end := noon.Add(70 * time.Second)
 		if s := find(t, gdb, "job"); !got || !s.ExpiresAt.Equal(end) || s.Epoch != 1 {
 			t.Errorf("it is told %v; the lease expires at %v, in term %d", got, s.ExpiresAt, s.Epoch)
 		}
@@ -203,7 +203,7 @@ func TestARenewalAfterAStepBackLastsAWholeTTLFromTheLastOne(t *testing.T) {
 			t.Fatal(ok, err)
 		}
 		granted(t, gdb, "A", noon.Add(-59*time.Second)) // for a minute
-		if s := find(t, gdb, "job"); s.ExpiresAt.Sub(s.RenewedAt) < time.Minute {
+		if s := find(t, gdb, "job"); s.ExpiresAt.Sub(s.RenewedAt) < time.Minute-time.Microsecond {
 			t.Errorf("a standby would count %v, not a minute", s.ExpiresAt.Sub(s.RenewedAt))
 		}
 	})

@@ -30,7 +30,7 @@ WHERE l.name = $2 AND l.holder = $3 AND l.epoch = $4 AND l.expires_at > lease_c.
 
 -- a lease: renew it by hand, as it was seen
 UPDATE "leases" AS l SET
-	expires_at = CASE WHEN l.renewed_at > lease_c.now + GREATEST($5, l.expires_at - l.renewed_at) THEN lease_c.now + $5 ELSE GREATEST(l.expires_at, GREATEST(l.renewed_at + 1, lease_c.now) + $5) END,
+	expires_at = CASE WHEN l.renewed_at > lease_c.now + GREATEST($5, l.expires_at - l.renewed_at) THEN lease_c.now + $5 ELSE GREATEST(l.expires_at, GREATEST(l.renewed_at, lease_c.now) + $5) END,
 	renewed_at = CASE WHEN l.renewed_at > lease_c.now + GREATEST($5, l.expires_at - l.renewed_at) THEN lease_c.now ELSE GREATEST(l.renewed_at + 1, lease_c.now) END
 FROM (SELECT COALESCE(CAST($1 AS BIGINT), (extract(epoch from clock_timestamp())*1000000)::bigint) AS now, set_config('synchronous_commit', CASE current_setting('synchronous_commit')
 	WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END, true) AS durable) AS lease_c
@@ -78,11 +78,11 @@ FROM (SELECT COALESCE(CAST($1 AS BIGINT), (extract(epoch from clock_timestamp())
 WHERE "jobs"."id" = $2 AND claim_epoch = $3 AND claim_done IS NOT TRUE AND (claim_owner = '' OR claim_owner = $4 OR COALESCE(claim_expires_at, 0) <= lease_c.now) AND ("jobs"."deleted_at" IS NULL) RETURNING "jobs"."id" AS "id", "jobs"."tenant" AS "tenant", "jobs"."deleted_at" AS "deleted_at", "jobs"."claim_owner" AS "claim_owner", "jobs"."claim_step_id" AS "claim_step_id", "jobs"."claim_epoch" AS "claim_epoch", "jobs"."claim_revision" AS "claim_revision", "jobs"."claim_attempts" AS "claim_attempts", "jobs"."claim_acquired_at" AS "claim_acquired_at", "jobs"."claim_renewed_at" AS "claim_renewed_at", "jobs"."claim_expires_at" AS "claim_expires_at", "jobs"."claim_done" AS "claim_done";
 
 -- a row of a model: look for the next
-SELECT "jobs"."id", COALESCE(CAST($1 AS BIGINT), (extract(epoch from clock_timestamp())*1000000)::bigint), "jobs".claim_owner, "jobs".claim_epoch, COALESCE("jobs".claim_expires_at, 0), "jobs".claim_done FROM "jobs" WHERE (NOT "jobs".claim_done AND ("jobs".claim_owner = '' OR COALESCE("jobs".claim_expires_at, 0) <= COALESCE(CAST($1 AS BIGINT), (extract(epoch from clock_timestamp())*1000000)::bigint))) AND "jobs"."deleted_at" IS NULL ORDER BY COALESCE("jobs".claim_acquired_at, 0) LIMIT 1;
+SELECT "jobs"."id", COALESCE(CAST($1 AS BIGINT), (extract(epoch from clock_timestamp())*1000000)::bigint), "jobs".claim_owner, "jobs".claim_epoch, COALESCE("jobs".claim_expires_at, 0), "jobs".claim_done FROM "jobs" WHERE ((NOT "jobs".claim_done AND ("jobs".claim_owner = '' OR COALESCE("jobs".claim_expires_at, 0) <= COALESCE(CAST($1 AS BIGINT), (extract(epoch from clock_timestamp())*1000000)::bigint)))) AND "jobs"."deleted_at" IS NULL ORDER BY COALESCE("jobs".claim_acquired_at, 0) LIMIT 1;
 
 -- a row of a model: claim the next
 WITH lease_c AS (SELECT lease_key, lease_owner, COALESCE(CAST($1 AS BIGINT), (extract(epoch from clock_timestamp())*1000000)::bigint) AS now, set_config('synchronous_commit', CASE current_setting('synchronous_commit')
-	WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END, true) AS durable FROM (SELECT "jobs"."id" AS lease_key, "jobs".claim_owner AS lease_owner FROM "jobs" WHERE (NOT "jobs".claim_done AND ("jobs".claim_owner = '' OR COALESCE("jobs".claim_expires_at, 0) <= COALESCE(CAST($1 AS BIGINT), (extract(epoch from clock_timestamp())*1000000)::bigint))) AND ("jobs"."deleted_at" IS NULL) ORDER BY COALESCE("jobs".claim_acquired_at, 0) LIMIT 1 FOR UPDATE SKIP LOCKED) AS lease_g)
+	WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END, true) AS durable FROM (SELECT "jobs"."id" AS lease_key, "jobs".claim_owner AS lease_owner FROM "jobs" WHERE ((NOT "jobs".claim_done AND ("jobs".claim_owner = '' OR COALESCE("jobs".claim_expires_at, 0) <= COALESCE(CAST($1 AS BIGINT), (extract(epoch from clock_timestamp())*1000000)::bigint)))) AND "jobs"."deleted_at" IS NULL ORDER BY COALESCE("jobs".claim_acquired_at, 0) LIMIT 1 FOR UPDATE SKIP LOCKED) AS lease_g)
 UPDATE "jobs" SET claim_owner = $2, claim_step_id = $3, claim_epoch = claim_epoch + 1, claim_revision = claim_revision + 1,
 	claim_attempts = claim_attempts + 1, claim_acquired_at = lease_c.now, claim_renewed_at = lease_c.now, claim_expires_at = lease_c.now + $4
 FROM lease_c WHERE "jobs"."id" = lease_c.lease_key RETURNING "jobs"."id" AS "id", "jobs"."tenant" AS "tenant", "jobs"."deleted_at" AS "deleted_at", "jobs"."claim_owner" AS "claim_owner", "jobs"."claim_step_id" AS "claim_step_id", "jobs"."claim_epoch" AS "claim_epoch", "jobs"."claim_revision" AS "claim_revision", "jobs"."claim_attempts" AS "claim_attempts", "jobs"."claim_acquired_at" AS "claim_acquired_at", "jobs"."claim_renewed_at" AS "claim_renewed_at", "jobs"."claim_expires_at" AS "claim_expires_at", "jobs"."claim_done" AS "claim_done", lease_c.lease_owner;
@@ -113,6 +113,13 @@ CASE WHEN version() LIKE '%linux%' AND current_setting('tcp_user_timeout', true)
 	set_config('tcp_user_timeout', LEAST(
 		GREATEST((claim_expires_at - claim_renewed_at) / 1000, 1), 2147483647,
 		NULLIF(current_setting('tcp_user_timeout', true), '0')::bigint)::text, true) ELSE '' END FROM "jobs" WHERE "jobs"."id" = $2 AND claim_owner = $3 AND claim_epoch = $4 AND claim_expires_at > COALESCE(CAST($1 AS BIGINT), (extract(epoch from clock_timestamp())*1000000)::bigint) FOR KEY SHARE;
+
+-- an item: claim the next
+WITH lease_c AS (SELECT lease_key, lease_owner, COALESCE(CAST($1 AS BIGINT), (extract(epoch from clock_timestamp())*1000000)::bigint) AS now, set_config('synchronous_commit', CASE current_setting('synchronous_commit')
+	WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END, true) AS durable FROM (SELECT "lease_items"."key" AS lease_key, "lease_items".claim_owner AS lease_owner FROM "lease_items" WHERE (NOT "lease_items".claim_done AND ("lease_items".claim_owner = '' OR COALESCE("lease_items".claim_expires_at, 0) <= COALESCE(CAST($1 AS BIGINT), (extract(epoch from clock_timestamp())*1000000)::bigint))) ORDER BY COALESCE("lease_items".claim_acquired_at, 0) LIMIT 1 FOR UPDATE SKIP LOCKED) AS lease_g)
+UPDATE "lease_items" SET claim_owner = $2, claim_step_id = $3, claim_epoch = claim_epoch + 1, claim_revision = claim_revision + 1,
+	claim_attempts = claim_attempts + 1, claim_acquired_at = lease_c.now, claim_renewed_at = lease_c.now, claim_expires_at = lease_c.now + $4
+FROM lease_c WHERE "lease_items"."key" = lease_c.lease_key RETURNING "lease_items"."key" AS "key", "lease_items"."payload" AS "payload", "lease_items"."claim_owner" AS "claim_owner", "lease_items"."claim_step_id" AS "claim_step_id", "lease_items"."claim_epoch" AS "claim_epoch", "lease_items"."claim_revision" AS "claim_revision", "lease_items"."claim_attempts" AS "claim_attempts", "lease_items"."claim_acquired_at" AS "claim_acquired_at", "lease_items"."claim_renewed_at" AS "claim_renewed_at", "lease_items"."claim_expires_at" AS "claim_expires_at", "lease_items"."claim_done" AS "claim_done", "lease_items"."created_at" AS "created_at", "lease_items"."updated_at" AS "updated_at", lease_c.lease_owner;
 
 -- an item: save
 UPDATE "lease_items" SET payload = COALESCE($1, payload), updated_at = $2, claim_revision = $3, claim_done = $4

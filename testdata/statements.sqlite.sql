@@ -23,7 +23,7 @@ WHERE l.name = ?2 AND l.holder = ?3 AND l.epoch = ?4 AND l.expires_at > IFNULL(?
 
 -- a lease: renew it by hand, as it was seen
 UPDATE "leases" AS l SET
-	expires_at = CASE WHEN l.renewed_at > IFNULL(?1, CAST((julianday('now')-2440587.5)*86400000+0.5 AS INTEGER)*1000) + max(?5, l.expires_at - l.renewed_at) THEN IFNULL(?1, CAST((julianday('now')-2440587.5)*86400000+0.5 AS INTEGER)*1000) + ?5 ELSE max(l.expires_at, max(l.renewed_at + 1, IFNULL(?1, CAST((julianday('now')-2440587.5)*86400000+0.5 AS INTEGER)*1000)) + ?5) END,
+	expires_at = CASE WHEN l.renewed_at > IFNULL(?1, CAST((julianday('now')-2440587.5)*86400000+0.5 AS INTEGER)*1000) + max(?5, l.expires_at - l.renewed_at) THEN IFNULL(?1, CAST((julianday('now')-2440587.5)*86400000+0.5 AS INTEGER)*1000) + ?5 ELSE max(l.expires_at, max(l.renewed_at, IFNULL(?1, CAST((julianday('now')-2440587.5)*86400000+0.5 AS INTEGER)*1000)) + ?5) END,
 	renewed_at = CASE WHEN l.renewed_at > IFNULL(?1, CAST((julianday('now')-2440587.5)*86400000+0.5 AS INTEGER)*1000) + max(?5, l.expires_at - l.renewed_at) THEN IFNULL(?1, CAST((julianday('now')-2440587.5)*86400000+0.5 AS INTEGER)*1000) ELSE max(l.renewed_at + 1, IFNULL(?1, CAST((julianday('now')-2440587.5)*86400000+0.5 AS INTEGER)*1000)) END
 WHERE l.name = ?2 AND l.holder = ?3 AND l.epoch = ?4 AND l.expires_at > IFNULL(?1, CAST((julianday('now')-2440587.5)*86400000+0.5 AS INTEGER)*1000) AND l.renewed_at = ?6;
 
@@ -50,7 +50,7 @@ UPDATE `jobs` SET claim_owner = ?4, claim_step_id = ?5, claim_epoch = claim_epoc
 WHERE `jobs`.`id` = ?2 AND claim_epoch = ?3 AND claim_done IS NOT TRUE AND (claim_owner = '' OR claim_owner = ?4 OR COALESCE(claim_expires_at, 0) <= IFNULL(?1, CAST((julianday('now')-2440587.5)*86400000+0.5 AS INTEGER)*1000)) AND (`jobs`.`deleted_at` IS NULL) RETURNING `jobs`.`id` AS `id`, `jobs`.`tenant` AS `tenant`, `jobs`.`deleted_at` AS `deleted_at`, `jobs`.`claim_owner` AS `claim_owner`, `jobs`.`claim_step_id` AS `claim_step_id`, `jobs`.`claim_epoch` AS `claim_epoch`, `jobs`.`claim_revision` AS `claim_revision`, `jobs`.`claim_attempts` AS `claim_attempts`, `jobs`.`claim_acquired_at` AS `claim_acquired_at`, `jobs`.`claim_renewed_at` AS `claim_renewed_at`, `jobs`.`claim_expires_at` AS `claim_expires_at`, `jobs`.`claim_done` AS `claim_done`;
 
 -- a row of a model: look for the next
-SELECT `jobs`.`id`, IFNULL(?1, CAST((julianday('now')-2440587.5)*86400000+0.5 AS INTEGER)*1000), `jobs`.claim_owner, `jobs`.claim_epoch, COALESCE(`jobs`.claim_expires_at, 0), `jobs`.claim_done FROM `jobs` WHERE (NOT `jobs`.claim_done AND (`jobs`.claim_owner = '' OR COALESCE(`jobs`.claim_expires_at, 0) <= IFNULL(?1, CAST((julianday('now')-2440587.5)*86400000+0.5 AS INTEGER)*1000))) AND `jobs`.`deleted_at` IS NULL ORDER BY COALESCE(`jobs`.claim_acquired_at, 0) LIMIT 1;
+SELECT `jobs`.`id`, IFNULL(?1, CAST((julianday('now')-2440587.5)*86400000+0.5 AS INTEGER)*1000), `jobs`.claim_owner, `jobs`.claim_epoch, COALESCE(`jobs`.claim_expires_at, 0), `jobs`.claim_done FROM `jobs` WHERE ((NOT `jobs`.claim_done AND (`jobs`.claim_owner = '' OR COALESCE(`jobs`.claim_expires_at, 0) <= IFNULL(?1, CAST((julianday('now')-2440587.5)*86400000+0.5 AS INTEGER)*1000)))) AND `jobs`.`deleted_at` IS NULL ORDER BY COALESCE(`jobs`.claim_acquired_at, 0) LIMIT 1;
 
 -- a row of a model: renew a claim
 UPDATE `jobs` SET

@@ -34,8 +34,7 @@ func (s state) acquire(holder string, now, ttl int64) (state, bool) {
 	case s.renewed > now+max(ttl, s.expires-s.renewed): // its own, by a clock that was ahead: put right
 		return state{holder, s.epoch, now + ttl, now}, true
 	}
-	renewed := max(s.renewed+1, now) // its own
-	return state{holder, s.epoch, max(s.expires, renewed+ttl), renewed}, true
+	return state{holder, s.epoch, max(s.expires, max(s.renewed, now)+ttl), max(s.renewed+1, now)}, true // its own: renewed
 }
 
 // release models Release.
