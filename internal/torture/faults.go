@@ -131,12 +131,18 @@ func resign(c *conductor, ctx context.Context, p *process) {
 	c.tell(ctx, p, "resign", 0)
 }
 
-// freezeInTransaction freezes a process after its fence and its write. Mostly
-// the process wakes just before the server would end its session, and commits.
+// freezeInTransaction freezes a process that has fenced itself, and has
+// written. Mostly the process wakes before the server would end its session, and
+// commits. A leader is frozen shortly before its next renewal is due. So its
+// lease expires, and would be taken if the fence did not hold, before the leader
+// wakes.
 func freezeInTransaction(c *conductor, ctx context.Context, p *process) {
-	lasts := c.between(0.88, 0.97)
+	lasts := c.between(0.82, 0.92)
 	if c.pick(3) == 0 {
 		lasts = c.between(1.05, 2.5)
+	}
+	if p.Role == "replica" && c.renewal(ctx) {
+		pause(ctx, c.ttl/4)
 	}
 	p.order("hold", c.ttl/2)
 	if p.heard(2 * c.ttl) {
