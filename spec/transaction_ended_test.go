@@ -33,7 +33,7 @@ var endings = map[string]map[string]func(tx *gorm.DB){
 		"RETURNING, whose rows nobody read": func(tx *gorm.DB) { returning(tx) },
 	},
 	dbtest.BackendPostgres: {
-		"a statement is interrupted": interrupted(`SELECT pg_sleep(60)`),
+		"a statement is interrupted": sends(`SET LOCAL statement_timeout = 1`, `SELECT pg_sleep(60)`),
 		"a key is taken":             sends(`INSERT INTO taken VALUES (1)`),
 	},
 }
@@ -51,12 +51,13 @@ func sends(statements ...string) func(tx *gorm.DB) {
 const slow = `WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c LIMIT 10000000) SELECT 'never' FROM c WHERE n < 0`
 
 // interrupted sends a statement under a context of its own, which ends before the
-// statement does. An interrupt that reaches SQLite before the statement has no
-// effect. The statement then runs to its end, and is sent again.
+// statement does, but leaves a busy machine time to begin the statement. An
+// interrupt that reaches SQLite before the statement has no effect. The statement
+// then runs to its end, and is sent again.
 func interrupted(statement string) func(tx *gorm.DB) {
 	return func(tx *gorm.DB) {
 		for err := error(nil); err == nil; {
-			ctx, cancel := context.WithTimeout(tx.Statement.Context, 50*time.Millisecond)
+			ctx, cancel := context.WithTimeout(tx.Statement.Context, 120*time.Millisecond)
 			err = tx.Session(&gorm.Session{NewDB: true, Context: ctx}).Exec(statement).Error
 			cancel()
 		}
