@@ -212,6 +212,10 @@
 // a quarter of the TTL. In its very first poll the standby believes the age
 // wholly.
 //
+// So a standby that polls in time takes a lease within a twelfth of the TTL
+// after the row has expired. A standby that could not poll for a while, and then
+// finds a row that has changed, waits three quarters of the TTL.
+//
 // A leader's term is over when either its monotonic or its wall clock says so,
 // because the monotonic clock stands still while a machine is suspended.
 //
